@@ -1,0 +1,114 @@
+"""What an engine is asked and what it answers; the parts both engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from seht import probes as draw
+from seht.estimators import Estimator
+
+Closure = Callable[[], Any]
+"""Computes the loss: a scalar, or ``(scalar, aux)``."""
+
+Directions = dict[str, Tensor]
+"""One probe: for each drawn tensor its part of the direction, int8 signs or floating numbers."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One estimate to make: everything an engine needs, and nothing that outlives the call."""
+
+    model: nn.Module
+    closure: Closure
+    weights: dict[str, Tensor]
+    """The drawn tensors by name, in the model's order."""
+    indices: tuple[int, ...]
+    """Their places among all chosen tensors; with the seed they determine the probes."""
+    named: frozenset[str]
+    """Tensors the user asked for by name: it is an error if the loss does not use them."""
+    estimator: Estimator
+    seed: int
+    curvature: str = "hessian"
+    differentiable: bool = True
+
+    def probes(self) -> Iterator[Directions]:
+        """The probes of this task, drawn one after the other."""
+        for k in range(self.estimator.probes):
+            yield {
+                name: self.estimator.entries(
+                    tensor.shape, draw.entry_seed(self.seed, k, index), tensor.device
+                )
+                for index, (name, tensor) in zip(self.indices, self.weights.items(), strict=True)
+            }
+
+
+@dataclass
+class Estimate:
+    """An engine's answer. ``loss`` and ``trace`` are differentiable where the task asks for it."""
+
+    loss: Tensor
+    trace: Tensor
+    output: Any
+    """What the closure returned (in the difference engine: its centre pass)."""
+    unused: tuple[str, ...] = ()
+    error: float | None = None
+    commit: Callable[[], None] = lambda: None
+    """Takes over what the pass wrote into buffers (BatchNorm statistics): the caller decides."""
+
+
+class Engine(Protocol):
+    """Computes the estimate of a task."""
+
+    name: str
+
+    def estimate(self, task: Task) -> Estimate:
+        """Run the closure and return loss and trace."""
+
+
+def split(output: Any) -> tuple[Any, Any, bool]:
+    """``(loss, aux, has_aux)`` of what a closure returned."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return output[0], output[1], True
+    return output, None, False
+
+
+def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
+    """Refuse what is no loss. Whether it is finite is looked at later, with the other values."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the closure must return a scalar tensor or (scalar tensor, aux), "
+            f"not {type(loss).__name__}; return the loss itself, not loss.item()"
+        )
+    if loss.dim() != 0:
+        raise ValueError(
+            f"the loss must be a scalar, not of shape {tuple(loss.shape)}; reduce it with .mean()"
+        )
+    if not loss.is_floating_point():
+        raise TypeError(f"the loss must be floating, not {loss.dtype}")
+    if graph and not loss.requires_grad:
+        raise RuntimeError(
+            "the loss has no graph (requires_grad is False); compute it from the model's "
+            "parameters, without detach() or no_grad() on the way"
+        )
+    return loss
+
+
+def report_unused(task: Task, unused: list[str]) -> tuple[str, ...]:
+    """Unused tensors count as zero, unless the user named them: then it is likely a mistake."""
+    for name in unused:
+        if name in task.named:
+            raise ValueError(
+                f"the loss does not depend on parameter {name!r}, which params= names; "
+                "remove it from params or use it in the closure"
+            )
+    return tuple(unused)
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Inner product of two lists of tensors."""
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()

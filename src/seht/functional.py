@@ -1,0 +1,178 @@
+"""The pure functions beside :class:`seht.HessianTrace`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import estimators, probes
+from seht.engines import make_engine
+from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines.buffers import BorrowedBuffers
+from seht.estimators import Estimator
+from seht.safe_ops import safe_ops
+
+CURVATURES = ("hessian",)
+
+
+def hessian_trace(
+    model: nn.Module,
+    closure: Closure,
+    *,
+    estimator: str | Estimator = "seht-h",
+    engine: str = "auto",
+    curvature: str = "hessian",
+    params: probes.ParamSpec = None,
+    seed: int | None = None,
+    **options: Any,
+) -> Tensor:
+    r"""Estimate :math:`\mathrm{tr}(H)` of the closure's loss in the chosen weights.
+
+    Returns a 0-dim tensor that is differentiable in every leaf of the loss: a zero without graph
+    where the estimator draws no layer, a plain value under ``torch.no_grad()``. Buffers such as
+    BatchNorm statistics are left as they were; the global random state ends where one run of the
+    closure leaves it.
+
+    Args:
+        model: the module whose weights are probed.
+        closure: computes the loss, a scalar or ``(scalar, aux)``.
+        estimator: ``"seht-h"``, ``"seht-d"`` or an estimator object.
+        engine: ``"auto"`` or an engine's name.
+        curvature: the matrix whose trace is taken.
+        params: which tensors, see :func:`seht.probes.choose`.
+        seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
+        options: the estimator's own, such as ``probes`` or ``prob``.
+    """
+    task = _task(model, closure, estimator, curvature, params, seed, options)
+    worker = make_engine(engine)
+    if task is None:
+        return _zero(model)
+    return worker.estimate(task).trace
+
+
+def loss_and_trace(
+    model: nn.Module,
+    closure: Closure,
+    *,
+    estimator: str | Estimator = "seht-h",
+    engine: str = "auto",
+    curvature: str = "hessian",
+    params: probes.ParamSpec = None,
+    seed: int | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Loss and trace of one training step, both differentiable; arguments as in
+    :func:`hessian_trace`.
+
+    Returns ``(loss, trace)``, or ``(loss, trace, aux)`` where the closure returns
+    ``(loss, aux)``. Unlike :func:`hessian_trace` this *is* the step's forward pass: BatchNorm
+    statistics move, once.
+    """
+    task = _task(model, closure, estimator, curvature, params, seed, options)
+    worker = make_engine(engine)
+    if task is None:
+        output = closure()
+        estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
+    else:
+        estimate = worker.estimate(task)
+        estimate.commit()
+    _, aux, has_aux = split(estimate.output)
+    pair = (estimate.loss, estimate.trace)
+    return (*pair, aux) if has_aux else pair
+
+
+def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec = None) -> Tensor:
+    r"""The exact :math:`\mathrm{tr}(H) = \sum_i \partial^2 L / \partial w_i^2`, entry by entry.
+
+    One backward pass per entry of the chosen weights: for small models and for tests. A 0-dim
+    tensor without graph; buffers are left as they were.
+    """
+    check_arguments(model, closure)
+    chosen = list(probes.choose(model, params).tensors.values())
+    with torch.inference_mode(False), torch.enable_grad(), BorrowedBuffers(model):
+        with safe_ops():
+            loss = check_loss(split(closure())[0])
+        gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
+        total = loss.new_zeros((), dtype=torch.float64)
+        for weight, gradient in zip(chosen, gradients, strict=True):
+            if gradient is None or not gradient.requires_grad:
+                continue
+            for i, entry in enumerate(gradient.flatten()):
+                (row,) = torch.autograd.grad(
+                    entry, weight, retain_graph=True, materialize_grads=True
+                )
+                total += row.flatten()[i].detach()
+    return total.to(loss.dtype)
+
+
+def check_arguments(model: Any, closure: Any) -> None:
+    """Refuse what is no module or no closure."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not callable(closure):
+        raise TypeError(
+            f"the closure must be callable, not {type(closure).__name__}; "
+            "pass a function that computes the loss: lambda: loss_fn(model(x), y)"
+        )
+
+
+def check_curvature(curvature: str) -> None:
+    """Refuse an unknown curvature."""
+    if curvature not in CURVATURES:
+        raise ValueError(estimators.unknown("curvature", curvature, CURVATURES))
+
+
+def make_task(
+    model: nn.Module,
+    closure: Closure,
+    chosen: probes.Chosen,
+    estimator: Estimator,
+    seed: int,
+    **options: Any,
+) -> Task | None:
+    """Draw the layers; ``None`` where none is drawn."""
+    indices = estimator.layers(len(chosen.tensors), probes.layer_seed(seed))
+    if not indices:
+        return None
+    items = list(chosen.tensors.items())
+    weights = dict(items[i] for i in indices)
+    return Task(
+        model, closure, weights, tuple(indices), chosen.named, estimator, seed, **options
+    )
+
+
+def check_seed(seed: object) -> int:
+    """The seed itself, or the one torch was seeded with (which is read, not consumed)."""
+    if seed is None:
+        return torch.initial_seed()
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+    return seed
+
+
+def _task(
+    model: nn.Module,
+    closure: Closure,
+    estimator: str | Estimator,
+    curvature: str,
+    params: probes.ParamSpec,
+    seed: int | None,
+    options: dict[str, Any],
+) -> Task | None:
+    check_arguments(model, closure)
+    check_curvature(curvature)
+    return make_task(
+        model,
+        closure,
+        probes.choose(model, params),
+        estimators.make(estimator, options),
+        check_seed(seed),
+        curvature=curvature,
+        differentiable=torch.is_grad_enabled(),
+    )
+
+
+def _zero(model: nn.Module) -> Tensor:
+    return next(model.parameters()).new_zeros(())

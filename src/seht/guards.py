@@ -1,0 +1,77 @@
+"""Guard rails: the plain objective is unbounded below, and a user should hear of it in time.
+
+``L + lambda tr(H)`` can be lowered by making the curvature negative: with too large a weight, or
+too early a start, training runs away from the loss. The guard keeps running means of the trace
+and of the penalty's share of the loss and warns once, in words and with the fix.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import asdict, dataclass
+
+_DECAY = 0.95  # a memory of some twenty penalised steps
+_LEAST = 20  # estimates before the guard says anything
+
+
+class PenaltyWarning(UserWarning):
+    """The penalty does something its user should know of."""
+
+
+@dataclass
+class Guard:
+    """Running means over the penalised steps; part of the penalty's ``state_dict``."""
+
+    count: int = 0
+    trace: float = 0.0
+    spread: float = 0.0
+    penalty: float = 0.0
+    loss: float = 0.0
+    warned_negative: bool = False
+    warned_share: bool = False
+
+    @property
+    def share(self) -> float:
+        """Mean size of the penalty over mean size of the loss."""
+        return self.penalty / self.loss if self.loss > 0 else (math.inf if self.penalty else 0.0)
+
+    @property
+    def trace_error(self) -> float:
+        """Standard error of the running mean of the trace."""
+        return math.sqrt(self.spread * (1 - _DECAY) / (1 + _DECAY))
+
+    def update(self, *, loss: float, trace: float, penalty: float, weight: float) -> None:
+        """Take in one penalised step and warn where that is due."""
+        self.count += 1
+        rate = max(1 - _DECAY, 1 / self.count)  # a plain mean until the memory is full
+        shift = trace - self.trace
+        self.trace += rate * shift
+        self.spread = (1 - rate) * (self.spread + rate * shift * shift)
+        self.penalty += rate * (abs(penalty) - self.penalty)
+        self.loss += rate * (abs(loss) - self.loss)
+        if self.count < _LEAST:
+            return
+        if not self.warned_negative and self.trace < -3 * self.trace_error:
+            self.warned_negative = True
+            warnings.warn(
+                f"seht: the trace has drifted below zero (running mean {self.trace:.3g} +- "
+                f"{self.trace_error:.2g}): the penalty now rewards negative curvature and has no "
+                f"lower bound. Lower the weight (now {weight:.3g}), start later (warmup=), bound it "
+                'with limit=, or use curvature="ggn", which is never negative for a convex loss.',
+                PenaltyWarning,
+                stacklevel=4,
+            )
+        if not self.warned_share and self.share > 1:
+            self.warned_share = True
+            warnings.warn(
+                f"seht: the penalty outgrows the loss (running mean {self.share:.3g} times its "
+                f"size). Lower the weight (now {weight:.3g}), start later (warmup=), or bound the "
+                "penalty with limit=, for example limit=0.5.",
+                PenaltyWarning,
+                stacklevel=4,
+            )
+
+    def state(self) -> dict[str, float]:
+        """Plain numbers, for ``state_dict``."""
+        return asdict(self)

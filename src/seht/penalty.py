@@ -1,0 +1,314 @@
+"""HessianTrace, the one object users hold."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import estimators, functional, probes
+from seht.engines import make_engine
+from seht.engines.base import Closure, Estimate, check_loss, split
+from seht.estimators import Estimator
+from seht.guards import Guard, PenaltyWarning
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the estimate is not finite."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one call did, as plain numbers for logging."""
+
+    step: int
+    loss: float
+    trace: float | None = None
+    """The estimate; ``None`` on a plain step."""
+    penalty: float = 0.0
+    """What was added to the loss: weight * trace, after ``limit``."""
+    weight: float = 0.0
+    """The weight in force: with ramp and ``every``, 0 on a plain step."""
+    layers: tuple[str, ...] = ()
+    engine: str | None = None
+    seed: int | None = None
+    """Give it to :func:`seht.hessian_trace` to repeat this estimate at the same weights."""
+    error: float | None = None
+    """The engine's own relative error (not the probe's), where it is known."""
+    unused: tuple[str, ...] = ()
+    """Drawn tensors that the loss does not depend on; they count as zero."""
+
+
+class HessianTrace:
+    r"""Adds :math:`\lambda\,\mathrm{tr}(H)` to a training loss.
+
+    .. code-block:: python
+
+        penalty = seht.HessianTrace(model, weight=1e-3, warmup=500)
+        loss = penalty(lambda: F.cross_entropy(model(x), y))
+        loss.backward()
+
+    The result is one differentiable scalar, :math:`L + \lambda\,\hat t`, where :math:`\hat t`
+    estimates the trace of the Hessian of L in the chosen weights (Liu, Yu and Lin, arXiv
+    2208.05924). The closure may return ``(loss, aux)``; the call then returns ``(loss, aux)``.
+
+    A step is penalised when ``step >= warmup`` and ``(step - warmup) % every == 0``, counting from
+    0. Every other step, and every step on which the estimator draws no layer, is exactly the plain
+    closure. :attr:`last` tells what the last call did.
+
+    This is a plain object, not an ``nn.Module``: a model may hold it. It can be pickled and copied,
+    and ``state_dict`` makes a resumed run draw the same probes.
+
+    Args:
+        model: the module whose weights are probed.
+        weight: :math:`\lambda`, or a function of the step.
+        estimator: ``"seht-h"`` (default), ``"seht-d"``, or an object such as ``seht.SehtD(prob=0.01)``.
+        curvature: the matrix whose trace is taken.
+        params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
+            default the trainable ones of two or more dimensions.
+        every: penalise each k-th step, with k times the weight.
+        warmup: plain steps before the first penalised one.
+        ramp: penalised training starts with a small weight that grows over this many steps.
+        accumulate: so many calls are one step (gradient accumulation).
+        limit: multiply the penalty by the detached factor min(1, limit * \|loss\| / \|penalty\|).
+        engine: ``"auto"`` or an engine's name.
+        on_nonfinite: ``"raise"``, or ``"skip"`` the penalty on that step with one warning.
+        seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
+        options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
+            ``distribution``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        weight: float | Callable[[int], float],
+        estimator: str | Estimator = "seht-h",
+        curvature: str = "hessian",
+        params: probes.ParamSpec = None,
+        every: int = 1,
+        warmup: int = 0,
+        ramp: int = 0,
+        accumulate: int = 1,
+        limit: float | None = None,
+        engine: str = "auto",
+        on_nonfinite: str = "raise",
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        functional.check_arguments(model, lambda: None)
+        functional.check_curvature(curvature)
+        if not callable(weight):
+            _check_weight(weight)
+        for name, value, least in (
+            ("every", every, 1),
+            ("warmup", warmup, 0),
+            ("ramp", ramp, 0),
+            ("accumulate", accumulate, 1),
+        ):
+            _check_count(name, value, least)
+        if limit is not None and not (math.isfinite(limit) and limit > 0):
+            raise ValueError(f"limit must be a positive number or None, not {limit!r}")
+        if on_nonfinite not in ("raise", "skip"):
+            raise ValueError(estimators.unknown("on_nonfinite", on_nonfinite, ["raise", "skip"]))
+        if params is not None and not callable(params) and not isinstance(params, str):
+            params = tuple(params)  # a generator would be empty at the second step
+        self.model = model
+        self.weight = weight
+        self.estimator = estimators.make(estimator, options)
+        self.curvature = curvature
+        self.params = params
+        self.every, self.warmup, self.ramp, self.accumulate = every, warmup, ramp, accumulate
+        self.limit = limit
+        self.on_nonfinite = on_nonfinite
+        self.seed = functional.check_seed(seed)
+        self.guard = Guard()
+        self._engine = make_engine(engine)
+        self._calls = 0
+        self._last: StepRecord | None = None
+        self._plain_loss: Tensor | None = None
+        self._warned_nonfinite = False
+        probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
+
+    # --- the two lines ------------------------------------------------------------------------
+
+    def __call__(self, closure: Closure) -> Any:
+        """Run the closure and return ``loss + weight * trace`` (and aux, if it returns one)."""
+        functional.check_arguments(self.model, closure)
+        if not torch.is_grad_enabled():
+            return closure()
+        step, call = divmod(self._calls, self.accumulate)
+        base = self._base_weight(step)
+        weight = self._weight_in_force(base, step)
+        seed = probes.call_seed(self.seed, step, call)
+        task = None
+        if weight > 0:
+            chosen = probes.choose(self.model, self.params)
+            task = functional.make_task(
+                self.model, closure, chosen, self.estimator, seed, curvature=self.curvature
+            )
+        if task is None:
+            return self._plain(closure, step, look=base > 0)
+        estimate = self._engine.estimate(task)
+        output = self._penalise(estimate, step, weight, seed, tuple(task.weights))
+        self._calls += 1
+        return output
+
+    @property
+    def step(self) -> int:
+        """The number of the step that the next call belongs to."""
+        return self._calls // self.accumulate
+
+    @property
+    def last(self) -> StepRecord | None:
+        """What the last call did; ``None`` before the first."""
+        if self._last is not None and self._plain_loss is not None:
+            # With weight 0 the loss is not looked at until somebody asks.
+            values = {**vars(self._last), "loss": float(self._plain_loss)}
+            self._last, self._plain_loss = StepRecord(**values), None
+        return self._last
+
+    # --- plain and penalised steps ------------------------------------------------------------
+
+    def _plain(self, closure: Closure, step: int, *, look: bool) -> Any:
+        output = closure()
+        loss = split(output)[0]
+        if look:
+            value = check_loss(loss).item()
+            _check_finite_loss(value)
+            self._last, self._plain_loss = StepRecord(step, value), None
+        else:
+            self._last = StepRecord(step, math.nan)
+            self._plain_loss = loss.detach() if isinstance(loss, Tensor) else None
+        self._calls += 1
+        return output
+
+    def _penalise(
+        self, estimate: Estimate, step: int, weight: float, seed: int, layers: tuple[str, ...]
+    ) -> Any:
+        # The one look at values on the host in a step.
+        pair = torch.stack([estimate.loss.detach().double(), estimate.trace.detach().double()])
+        loss, trace = pair.tolist()
+        _check_finite_loss(loss)
+        total, penalty = estimate.loss, 0.0
+        if math.isfinite(trace):
+            size = abs(weight * trace)
+            factor = 1.0
+            if self.limit is not None and size > 0:
+                factor = min(1.0, self.limit * abs(loss) / size)
+            penalty = weight * factor * trace
+            total = estimate.loss + (weight * factor) * estimate.trace
+            self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=weight)
+        else:
+            self._nonfinite(step, trace)
+        estimate.commit()
+        self._plain_loss = None
+        self._last = StepRecord(
+            step=step,
+            loss=loss,
+            trace=trace,
+            penalty=penalty,
+            weight=weight,
+            layers=layers,
+            engine=self._engine.name,
+            seed=seed,
+            error=estimate.error,
+            unused=estimate.unused,
+        )
+        _, aux, has_aux = split(estimate.output)
+        return (total, aux) if has_aux else total
+
+    def _nonfinite(self, step: int, trace: float) -> None:
+        if self.on_nonfinite == "raise":
+            raise NonFiniteError(
+                f"the trace estimate is {trace} at step {step} although the loss is finite; lower "
+                "the learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty "
+                "out on such steps"
+            )
+        if not self._warned_nonfinite:
+            self._warned_nonfinite = True
+            warnings.warn(
+                f"seht: the trace estimate is {trace} at step {step}; the penalty is left out on "
+                "such steps (on_nonfinite='skip')",
+                PenaltyWarning,
+                stacklevel=4,
+            )
+
+    def _base_weight(self, step: int) -> float:
+        if not callable(self.weight):
+            return self.weight
+        return _check_weight(self.weight(step))
+
+    def _weight_in_force(self, base: float, step: int) -> float:
+        since = step - self.warmup
+        if since < 0 or since % self.every:
+            return 0.0
+        grown = min(1.0, (since + 1) / self.ramp) if self.ramp else 1.0
+        return base * grown * self.every
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs to draw the same probes and keep its guard rails."""
+        return {
+            "calls": self._calls,
+            "seed": self.seed,
+            "guard": self.guard.state(),
+            "warned_nonfinite": self._warned_nonfinite,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        missing = {"calls", "seed", "guard"} - state.keys()
+        if missing:
+            raise ValueError(
+                f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"
+            )
+        _check_count("calls", state["calls"], 0)
+        seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
+        self._calls, self.seed, self.guard = state["calls"], seed, guard
+        self._warned_nonfinite = bool(state.get("warned_nonfinite", False))
+        self._last = self._plain_loss = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles carry the record as numbers, never a tensor of the last graph."""
+        self.last  # noqa: B018
+        return self.__dict__.copy()
+
+    def __repr__(self) -> str:
+        """The settings that matter."""
+        return (
+            f"HessianTrace({type(self.model).__name__}, weight={self.weight!r}, "
+            f"estimator={self.estimator!r}, curvature={self.curvature!r}, "
+            f"engine={self._engine.name!r}, step={self.step})"
+        )
+
+
+def _check_weight(weight: Any) -> float:
+    if isinstance(weight, Tensor):
+        weight = weight.item()
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        raise TypeError(f"weight must be a number or a function of the step, not {weight!r}")
+    if not math.isfinite(weight) or weight < 0:
+        raise ValueError(f"weight must be finite and not negative, not {weight!r}")
+    return float(weight)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def _check_finite_loss(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
+            "batch that gives it"
+        )

@@ -1,0 +1,81 @@
+"""The graph behind a loss: its leaves, and gradients that are handed out later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def mark() -> int:
+    """Nodes made from now on have at least this sequence number."""
+    probe = torch.zeros((), requires_grad=True) + 0
+    return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
+
+
+def leaves_of(loss: Tensor, since: int) -> tuple[list[Tensor], bool]:
+    """Every leaf that the loss depends on, and whether its graph is older than ``since``.
+
+    All of them, not only the model's: a second module, an input, a captured parameter receive
+    their share of the penalty's gradient too. An older graph belongs to the user (features that
+    were computed before the closure) and must survive our passes.
+    """
+    leaves: list[Tensor] = []
+    older = False
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+        elif node._sequence_nr() < since:
+            older = True
+        stack.extend(parent for parent, _ in node.next_functions)
+    return leaves, older
+
+
+@contextmanager
+def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """No hooks of the leaves in the block: they are for the gradient the user will see."""
+    hooked = [(leaf._backward_hooks, dict(leaf._backward_hooks)) for leaf in leaves if leaf._backward_hooks]
+    for hooks, _ in hooked:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, saved in hooked:
+            hooks.update(saved)
+
+
+class Stored(torch.autograd.Function):
+    """A value whose gradient is known already: handed out when the user differentiates it.
+
+    ``inputs[i]`` receives ``scales[i] * gradients[i]`` (``gradients[i]`` may be the number 1), or
+    nothing where that is ``None``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, gradients: list[Any], scales: list[float], *inputs: Tensor
+    ) -> Tensor:
+        """The value itself."""
+        ctx.gradients, ctx.scales = gradients, scales
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The stored gradients, times what comes from above."""
+        parts = [
+            None if g is None else (g * (grad * s).to(g.dtype) if isinstance(g, Tensor) else grad * s)
+            for g, s in zip(ctx.gradients, ctx.scales, strict=True)
+        ]
+        return (None, None, None, *parts)

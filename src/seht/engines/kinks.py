@@ -1,0 +1,243 @@
+"""The table of kinks: which function is frozen by which rule.
+
+Keyed by function objects, because ``F.relu``, ``torch.relu`` and ``Tensor.relu`` reach a function
+mode as different objects and a look-up must not do string work (``torch.compile`` traces it).
+Everything along the step that is not twice smooth is here, and everything autograd holds constant.
+What is not here is smooth: gelu, silu, mish, tanh, sigmoid, softplus, softmax, cross_entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from seht.engines import losses
+from seht.engines.rules import (
+    CAST,
+    CONSTANT,
+    LINEAR,
+    REDUCED,
+    RELU,
+    Rule,
+    composed,
+    indexed,
+    opened,
+    pooled,
+    refused,
+    sided,
+)
+
+
+def _spellings(*names: str) -> list[Any]:
+    """Every function object behind these names: in F, torch, torch._C._nn and Tensor."""
+    homes = (F, torch, torch._C._nn, torch.Tensor, torch.special, torch.linalg)
+    found = [getattr(home, n) for n in names for home in homes if callable(getattr(home, n, None))]
+    return list(dict.fromkeys(found))
+
+
+# --- formulas with a recorded side -------------------------------------------------------------
+
+
+def _elu(pos: Tensor, x: Tensor, alpha: float = 1.0, *_: Any) -> Tensor:
+    return torch.where(pos, x, alpha * torch.expm1(x.masked_fill(pos, 0)))
+
+
+def _celu(pos: Tensor, x: Tensor, alpha: float = 1.0, *_: Any) -> Tensor:
+    return torch.where(pos, x, alpha * torch.expm1(x.masked_fill(pos, 0) / alpha))
+
+
+def _selu(pos: Tensor, x: Tensor, *_: Any) -> Tensor:
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+    return scale * _elu(pos, x, alpha)
+
+
+def _prelu(pos: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    if weight.numel() > 1 and x.dim() > 1:
+        weight = weight.view(1, -1, *(1,) * (x.dim() - 2))
+    return torch.where(pos, x, weight * x)
+
+
+def _hardswish(x: Tensor, inplace: bool = False) -> Tensor:
+    # x relu6(x + 3) / 6: the product of a smooth factor and a piecewise linear one.
+    y = x * F.hardsigmoid(x)
+    return x.copy_(y) if inplace else y
+
+
+def _softsign(x: Tensor) -> Tensor:
+    return x / (1 + x.abs())
+
+
+_max_pools: dict[Any, Rule] = {}
+for _n in (1, 2, 3):
+    for _kind, _options in (("max_pool", 6), ("adaptive_max_pool", 2), ("fractional_max_pool", 4)):
+        _indexed_form = getattr(F, f"{_kind}{_n}d_with_indices", None)
+        if _indexed_form is not None:
+            for _f in _spellings(f"{_kind}{_n}d"):
+                _max_pools[_f] = pooled(_indexed_form, _n, options=_options)
+            _max_pools[_indexed_form] = pooled(_indexed_form, _n, options=_options, pair=True)
+
+
+def _odd_norm(x: Any, p: Any = 2, *_: Any, ord: Any = None, **__: Any) -> bool:
+    order = p if ord is None else ord
+    return isinstance(order, (int, float)) and order < 2 and order != 0
+
+
+def _has_max_norm(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any) -> bool:
+    return max_norm is not None
+
+
+def _bag_kink(
+    input: Any, weight: Any, offsets: Any = None, max_norm: Any = None, norm_type: Any = 2.0,
+    scale_grad_by_freq: Any = False, mode: str = "mean", *_: Any, **__: Any,
+) -> bool:  # fmt: skip
+    return mode == "max" or max_norm is not None
+
+
+KINKS: dict[Any, Rule] = {
+    **dict.fromkeys(_spellings("relu", "relu_"), RELU),
+    **dict.fromkeys(
+        _spellings(
+            *("relu6", "leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_", "hardsigmoid", "abs", "abs_"),
+            *("hardsigmoid_", "threshold", "_threshold", "threshold_", "rrelu", "rrelu_", "absolute"),
+            *("hardshrink", "softshrink", "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"),
+            *("clamp_max", "clamp_max_", "maximum", "minimum", "fmax", "fmin", "fix", "trunc", "trunc_"),
+            *("round", "round_", "floor", "floor_", "ceil", "ceil_", "frac", "sign", "sgn", "nan_to_num"),
+            *("__abs__", "relu6_", "absolute_", "sign_", "fix_", "frac_"),
+        ),
+        LINEAR,
+    ),
+    # smooth on each side
+    **dict.fromkeys(_spellings("elu", "elu_"), sided(_elu)),
+    **dict.fromkeys(_spellings("celu", "celu_"), sided(_celu)),
+    **dict.fromkeys(_spellings("selu", "selu_"), sided(_selu)),
+    **dict.fromkeys(_spellings("prelu"), sided(_prelu)),
+    **dict.fromkeys(_spellings("hardswish", "hardswish_"), composed(_hardswish)),
+    F.softsign: composed(_softsign),
+    # the place of a maximum
+    **_max_pools,
+    **dict.fromkeys(_spellings("max", "min", "median", "nanmedian"), indexed(1, default=None)),
+    **dict.fromkeys(_spellings("sort", "mode", "cummax", "cummin"), indexed(1)),
+    **dict.fromkeys(_spellings("topk", "kthvalue"), indexed(2)),
+    **dict.fromkeys(_spellings("amax", "amin"), REDUCED),
+    # what autograd holds constant
+    **dict.fromkeys(
+        _spellings(
+            *("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal"),
+            *("not_equal", "__gt__", "__ge__", "__lt__", "__le__", "__eq__", "__ne__", "equal", "allclose"),
+            *("isclose", "isnan", "isinf", "isfinite", "isposinf", "isneginf", "signbit", "is_nonzero"),
+            *("logical_not", "logical_and", "logical_or", "logical_xor", "argmax", "argmin", "argsort"),
+            *("nonzero", "argwhere", "count_nonzero", "unique", "unique_consecutive", "searchsorted"),
+            *("bucketize", "histc", "bincount", "floor_divide", "multinomial", "bernoulli", "all", "any"),
+            *("detach", "detach_copy", "item", "tolist", "__bool__", "__float__", "__int__", "__index__"),
+            *("long", "int", "short", "bool", "char", "byte", "__contains__", "numpy", "__array__"),
+        ),
+        CONSTANT,
+    ),
+    torch.Tensor.data.__get__: CONSTANT,
+    **dict.fromkeys(_spellings("to", "type", "type_as"), CAST),
+    # losses and functions made of the above
+    F.l1_loss: composed(losses.l1),
+    F.smooth_l1_loss: composed(losses.smooth_l1),
+    F.huber_loss: composed(losses.huber),
+    F.hinge_embedding_loss: composed(losses.hinge_embedding),
+    F.margin_ranking_loss: composed(losses.margin_ranking),
+    F.multi_margin_loss: composed(losses.multi_margin),
+    F.triplet_margin_loss: composed(losses.triplet_margin),
+    F.cosine_embedding_loss: composed(losses.cosine_embedding),
+    **{
+        f: opened(f)
+        for f in (F.gumbel_softmax, F.normalize, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d,
+                  F.triplet_margin_with_distance_loss, F.gaussian_nll_loss)
+    },  # fmt: skip
+    # kinks without a rule
+    **dict.fromkeys(
+        _spellings(
+            *("aminmax", "msort", "copysign", "copysign_", "fmod", "fmod_", "remainder", "remainder_"),
+            *("quantile", "nanquantile", "rnn_relu", "rnn_relu_cell", "grid_sample"),
+            *("multilabel_margin_loss", "pdist", "renorm", "heaviside", "__mod__"),
+        ),
+        refused("has kinks"),
+    ),
+    **dict.fromkeys(
+        _spellings("norm", "vector_norm", "linalg_vector_norm"),
+        refused("with p below 2 has kinks", _odd_norm),
+    ),
+    **dict.fromkeys(
+        _spellings("cdist", "pairwise_distance"),
+        refused("with p below 2 has kinks", lambda a, b, p=2.0, *_, **__: p < 2),
+    ),
+    **dict.fromkeys(
+        _spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
+    ),
+    F.embedding: refused("with max_norm rewrites its weights in every pass", _has_max_norm),
+    F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),
+}
+
+RANDOM = frozenset(
+    _spellings(
+        *("multinomial", "bernoulli", "rrelu", "rrelu_"),
+        *(f"fractional_max_pool{n}d{form}" for n in (2, 3) for form in ("", "_with_indices")),
+    )
+)
+"""Functions with a rule that consume random numbers, which a replay must skip."""
+
+
+def register_kink(function: Callable[..., Any], rule: Any = "constant") -> Callable[..., Any]:
+    """Teach the difference engine a user's own operation; returns what to call instead of it.
+
+    ``rule`` says what holds at the recorded decision:
+
+    - ``"linear"``: piecewise linear in its tensor arguments;
+    - ``"constant"``: autograd holds the result constant;
+    - ``"smooth"``: no kink at all, for an operation that would be refused;
+    - a pair ``(record, replay)``: ``record(*args, **kwargs) -> (output, decision)`` at the centre,
+      ``replay(decision, *args, **kwargs) -> output`` at the perturbed weights.
+
+    Functions of PyTorch are registered as they are. Anything else (a Python function, the
+    ``apply`` of an ``autograd.Function``) is wrapped, because PyTorch would not show the call::
+
+        my_clip = seht.register_kink(MyClip.apply, "linear")
+    """
+    named = {"linear": LINEAR, "constant": CONSTANT, "smooth": refused("", lambda *_, **__: False)}
+    if isinstance(rule, str):
+        if rule not in named:
+            raise ValueError(f"unknown rule {rule!r} (known: {', '.join(named)}, or a pair)")
+        chosen = named[rule]
+    elif isinstance(rule, tuple) and len(rule) == 2 and all(map(callable, rule)):
+        chosen = _users_rule(*rule)
+    else:
+        raise TypeError(f"rule must be a name or a pair (record, replay), not {rule!r}")
+    if not callable(function):
+        raise TypeError(f"function must be callable, not {type(function).__name__}")
+    if function in KINKS or function in _overridable():
+        KINKS[function] = chosen
+        return function
+
+    def visible(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if has_torch_function(tensors):
+            return handle_torch_function(visible, tensors, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    visible.__name__ = getattr(function, "__name__", "operation")
+    visible.__doc__ = function.__doc__
+    KINKS[visible] = chosen
+    return visible
+
+
+def _users_rule(record: Callable[..., Any], replay: Callable[..., Any]) -> Rule:
+    return Rule(
+        lambda mode, func, args, kwargs: record(*args, **kwargs),
+        lambda mode, decision, func, args, kwargs: replay(decision, *args, **kwargs),
+    )
+
+
+def _overridable() -> set[Any]:
+    from torch.overrides import get_testing_overrides
+
+    return set(get_testing_overrides())

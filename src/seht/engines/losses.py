@@ -1,0 +1,164 @@
+"""Losses with kinks, written with operations whose decisions can be frozen one by one.
+
+Each is the definition in PyTorch's documentation; the names are those of ``torch.nn.functional``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _reduce(loss: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+def _weighted(loss: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return _reduce(loss, reduction)
+    total = loss * weight
+    if reduction == "mean":
+        return total.sum() / weight.expand_as(loss).sum()
+    return _reduce(total, reduction)
+
+
+def _legacy(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    if size_average is None and reduce is None:
+        return reduction
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
+
+
+def l1(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The mean of |x - y|."""
+    return _weighted(
+        (input - target).abs(), _legacy(size_average, reduce, reduction), weight
+    )
+
+
+def smooth_l1(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor:
+    """d^2 / 2 beta near 0, |d| - beta / 2 beyond beta."""
+    reduction = _legacy(size_average, reduce, reduction)
+    if beta == 0:
+        return l1(input, target, reduction=reduction)
+    d = input - target
+    size = d.abs()
+    return _reduce(torch.where(size < beta, d * d / (2 * beta), size - beta / 2), reduction)
+
+
+def huber(
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """d^2 / 2 near 0, delta (|d| - delta / 2) beyond delta."""
+    d = input - target
+    size = d.abs()
+    loss = torch.where(size <= delta, d * d / 2, delta * (size - delta / 2))
+    return _weighted(loss, reduction, weight)
+
+
+def hinge_embedding(
+    input: Tensor,
+    target: Tensor,
+    margin: float = 1.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """X where the target is 1, max(0, margin - x) where it is -1."""
+    loss = torch.where(target == 1, input, (margin - input).clamp(min=0))
+    return _reduce(loss, _legacy(size_average, reduce, reduction))
+
+
+def margin_ranking(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """max(0, -y (x1 - x2) + margin)."""
+    loss = (-target * (input1 - input2) + margin).clamp(min=0)
+    return _reduce(loss, _legacy(size_average, reduce, reduction))
+
+
+def multi_margin(
+    input: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The mean over wrong classes of max(0, margin - x_y + x_i)^p."""
+    rows = input if input.dim() == 2 else input.unsqueeze(0)
+    labels = target.reshape(-1, 1)
+    loss = (margin - rows.gather(1, labels) + rows).clamp(min=0) ** p
+    if weight is not None:
+        loss = loss * weight[labels]
+    wrong = torch.ones_like(loss).scatter(1, labels, 0.0)
+    loss = (loss * wrong).sum(1) / rows.shape[1]
+    if input.dim() == 1:
+        loss = loss.squeeze(0)
+    return _reduce(loss, _legacy(size_average, reduce, reduction))
+
+
+def triplet_margin(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """max(0, d(a, p) - d(a, n) + margin)."""
+    near = F.pairwise_distance(anchor, positive, p, eps)
+    far = F.pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
+    loss = (near - far + margin).clamp(min=0)
+    return _reduce(loss, _legacy(size_average, reduce, reduction))
+
+
+def cosine_embedding(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """1 - cos where the target is 1, max(0, cos - margin) where it is -1."""
+    cos = F.cosine_similarity(input1, input2, dim=-1)
+    loss = torch.where(target == 1, 1 - cos, (cos - margin).clamp(min=0))
+    return _reduce(loss, _legacy(size_average, reduce, reduction))

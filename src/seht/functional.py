@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, probes
-from seht.engines import make_engine
-from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines import engine_options, make_engine
+from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
 
-CURVATURES = ("hessian",)
+CURVATURES = ("hessian", "ggn")
 
 
 def hessian_trace(
@@ -25,6 +25,7 @@ def hessian_trace(
     engine: str = "auto",
     curvature: str = "hessian",
     params: probes.ParamSpec = None,
+    boundary: str | None = None,
     seed: int | None = None,
     **options: Any,
 ) -> Tensor:
@@ -40,13 +41,16 @@ def hessian_trace(
         closure: computes the loss, a scalar or ``(scalar, aux)``.
         estimator: ``"seht-h"``, ``"seht-d"`` or an estimator object.
         engine: ``"auto"`` or an engine's name.
-        curvature: the matrix whose trace is taken.
+        curvature: ``"hessian"``, or ``"ggn"`` for the Gauss-Newton part :math:`J^T H_{out} J`.
         params: which tensors, see :func:`seht.probes.choose`.
+        boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
-        options: the estimator's own, such as ``probes`` or ``prob``.
+        options: the estimator's own, such as ``probes`` or ``prob``, and the engine's, such as
+            ``kappa``.
     """
-    task = _task(model, closure, estimator, curvature, params, seed, options)
-    worker = make_engine(engine)
+    worker, task = _prepare(
+        model, closure, estimator, engine, curvature, params, boundary, seed, options
+    )
     if task is None:
         return _zero(model)
     return worker.estimate(task).trace
@@ -60,6 +64,7 @@ def loss_and_trace(
     engine: str = "auto",
     curvature: str = "hessian",
     params: probes.ParamSpec = None,
+    boundary: str | None = None,
     seed: int | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
@@ -70,8 +75,9 @@ def loss_and_trace(
     ``(loss, aux)``. Unlike :func:`hessian_trace` this *is* the step's forward pass: BatchNorm
     statistics move, once.
     """
-    task = _task(model, closure, estimator, curvature, params, seed, options)
-    worker = make_engine(engine)
+    worker, task = _prepare(
+        model, closure, estimator, engine, curvature, params, boundary, seed, options
+    )
     if task is None:
         output = closure()
         estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
@@ -152,26 +158,37 @@ def check_seed(seed: object) -> int:
     return seed
 
 
-def _task(
+def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The estimator's options and the engine's."""
+    engine = {k: v for k, v in options.items() if k in engine_options()}
+    return {k: v for k, v in options.items() if k not in engine}, engine
+
+
+def _prepare(
     model: nn.Module,
     closure: Closure,
     estimator: str | Estimator,
+    engine: str,
     curvature: str,
     params: probes.ParamSpec,
+    boundary: str | None,
     seed: int | None,
     options: dict[str, Any],
-) -> Task | None:
+) -> tuple[Engine, Task | None]:
     check_arguments(model, closure)
     check_curvature(curvature)
-    return make_task(
+    own, engines = split_options(options)
+    task = make_task(
         model,
         closure,
         probes.choose(model, params),
-        estimators.make(estimator, options),
+        estimators.make(estimator, own),
         check_seed(seed),
         curvature=curvature,
+        boundary=boundary,
         differentiable=torch.is_grad_enabled(),
     )
+    return make_engine(engine, engines), task
 
 
 def _zero(model: nn.Module) -> Tensor:

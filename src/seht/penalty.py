@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from seht import estimators, functional, probes
 from seht.engines import make_engine
-from seht.engines.base import Closure, Estimate, check_loss, split
+from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines.state import RandomState
 from seht.estimators import Estimator
 from seht.guards import Guard, PenaltyWarning
 
@@ -68,9 +69,14 @@ class HessianTrace:
         model: the module whose weights are probed.
         weight: :math:`\lambda`, or a function of the step.
         estimator: ``"seht-h"`` (default), ``"seht-d"``, or an object such as ``seht.SehtD(prob=0.01)``.
-        curvature: the matrix whose trace is taken.
+        curvature: ``"hessian"``, or ``"ggn"`` for the trace of the Gauss-Newton part
+            :math:`J^T H_{out} J`: two plain steps, never negative where the loss is convex in the
+            outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
+            weights past the outputs (an L2 term) add nothing to it.
         params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
             default the trainable ones of two or more dimensions.
+        boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own;
+            or mark them in the closure with :func:`seht.boundary`.
         every: penalise each k-th step, with k times the weight.
         warmup: plain steps before the first penalised one.
         ramp: penalised training starts with a small weight that grows over this many steps.
@@ -80,7 +86,8 @@ class HessianTrace:
         on_nonfinite: ``"raise"``, or ``"skip"`` the penalty on that step with one warning.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
         options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
-            ``distribution``.
+            ``distribution``; and the difference engine's: ``kappa`` (the relative step, adapted if
+            not given), ``two_sided`` (a second-order ``"ggn"``).
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class HessianTrace:
         estimator: str | Estimator = "seht-h",
         curvature: str = "hessian",
         params: probes.ParamSpec = None,
+        boundary: str | None = None,
         every: int = 1,
         warmup: int = 0,
         ramp: int = 0,
@@ -120,44 +128,95 @@ class HessianTrace:
             params = tuple(params)  # a generator would be empty at the second step
         self.model = model
         self.weight = weight
-        self.estimator = estimators.make(estimator, options)
+        own, engine_options = functional.split_options(options)
+        self.estimator = estimators.make(estimator, own)
         self.curvature = curvature
         self.params = params
+        self.boundary = boundary
         self.every, self.warmup, self.ramp, self.accumulate = every, warmup, ramp, accumulate
         self.limit = limit
         self.on_nonfinite = on_nonfinite
         self.seed = functional.check_seed(seed)
         self.guard = Guard()
-        self._engine = make_engine(engine)
+        self._engine = make_engine(engine, engine_options)
         self._calls = 0
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
+        self._lean_loss: Tensor | None = None
         self._warned_nonfinite = False
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
 
-    # --- the two lines ------------------------------------------------------------------------
+    # --- the two forms ------------------------------------------------------------------------
 
-    def __call__(self, closure: Closure) -> Any:
-        """Run the closure and return ``loss + weight * trace`` (and aux, if it returns one)."""
+    def __call__(self, closure: Closure, *, on: Closure | None = None) -> Any:
+        """Run the closure and return ``loss + weight * trace`` (and aux, if it returns one).
+
+        The closure runs 1 + 2K times with K probes (1 + K for the Gauss-Newton trace): prints and
+        metrics inside it repeat, unless they ask :func:`seht.replaying`.
+
+        ``on`` takes the trace of another closure, say the loss on a quarter of the batch, which
+        costs less and says nearly as much. It runs on penalised steps only and moves no buffer.
+        """
+        return self._step(closure, on, lean=False)
+
+    def backward(self, closure: Closure, *, scaler: Any = None, on: Closure | None = None) -> Any:
+        """The lean form: compute the gradient of ``loss + weight * trace`` into ``.grad``.
+
+        One graph lives at a time, so that a penalised step needs little more memory than a plain
+        one. Returns the detached loss, without the penalty (and aux, if the closure returns one).
+        ``scaler`` is a ``torch.amp.GradScaler``. Nothing is added to ``.grad`` if a pass fails.
+        """
+        if not torch.is_grad_enabled():
+            raise RuntimeError("penalty.backward needs gradients; leave torch.no_grad() first")
+        output = self._step(closure, on, lean=True)
+        total, aux, has_aux = split(output)
+        loss = self._lean_loss if self._lean_loss is not None else total.detach()
+        self._lean_loss = None
+        (total if scaler is None else scaler.scale(total)).backward()
+        return (loss, aux) if has_aux else loss
+
+    def _step(self, closure: Closure, on: Closure | None, *, lean: bool) -> Any:
         functional.check_arguments(self.model, closure)
+        if on is not None:
+            functional.check_arguments(self.model, on)
         if not torch.is_grad_enabled():
             return closure()
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
         weight = self._weight_in_force(base, step)
-        seed = probes.call_seed(self.seed, step, call)
         task = None
         if weight > 0:
-            chosen = probes.choose(self.model, self.params)
             task = functional.make_task(
-                self.model, closure, chosen, self.estimator, seed, curvature=self.curvature
+                self.model,
+                closure if on is None else on,
+                probes.choose(self.model, self.params),
+                self.estimator,
+                probes.call_seed(self.seed, step, call),
+                curvature=self.curvature,
+                boundary=self.boundary,
+                weight=weight,
+                limit=self.limit,
+                skip=self.on_nonfinite == "skip",
             )
         if task is None:
-            return self._plain(closure, step, look=base > 0)
-        estimate = self._engine.estimate(task)
-        output = self._penalise(estimate, step, weight, seed, tuple(task.weights))
+            output = self._plain(closure, step, look=base > 0)
+        elif on is None:
+            estimate = self._engine.estimate(task, lean=lean, watch=True)
+            output = self._penalise(task, estimate, step)
+        else:
+            output = self._penalise(task, self._elsewhere(task, closure, lean), step)
         self._calls += 1
         return output
+
+    def _elsewhere(self, task: Task, closure: Closure, lean: bool) -> Estimate:
+        """The loss of the main closure with the trace of another."""
+        output = closure()
+        loss = check_loss(split(output)[0])
+        after = RandomState(task.weights.values())
+        with after.kept():
+            estimate = self._engine.estimate(replace(task, limit=None), watch=True)
+        estimate.loss, estimate.output, estimate.commit = loss, output, lambda: None
+        return estimate
 
     @property
     def step(self) -> int:
@@ -185,39 +244,39 @@ class HessianTrace:
         else:
             self._last = StepRecord(step, math.nan)
             self._plain_loss = loss.detach() if isinstance(loss, Tensor) else None
-        self._calls += 1
         return output
 
-    def _penalise(
-        self, estimate: Estimate, step: int, weight: float, seed: int, layers: tuple[str, ...]
-    ) -> Any:
+    def _penalise(self, task: Task, estimate: Estimate, step: int) -> Any:
+        factor = task.coefficient(estimate.loss, estimate.trace)
+        seen = [estimate.loss, estimate.trace, factor, *estimate.look]
         # The one look at values on the host in a step.
-        pair = torch.stack([estimate.loss.detach().double(), estimate.trace.detach().double()])
-        loss, trace = pair.tolist()
+        loss, trace, used, *rest = torch.stack([v.detach().double() for v in seen]).tolist()
         _check_finite_loss(loss)
-        total, penalty = estimate.loss, 0.0
+        penalty, total = 0.0, estimate.total
         if math.isfinite(trace):
-            size = abs(weight * trace)
-            factor = 1.0
-            if self.limit is not None and size > 0:
-                factor = min(1.0, self.limit * abs(loss) / size)
-            penalty = weight * factor * trace
-            total = estimate.loss + (weight * factor) * estimate.trace
-            self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=weight)
+            penalty = used * trace
+            if total is None:
+                total = estimate.loss + used * estimate.trace
+            self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=task.weight)
         else:
             self._nonfinite(step, trace)
+            total = estimate.loss if total is None else total
+        error = estimate.error
+        if estimate.learn is not None:
+            error = estimate.learn(rest, estimate.orders)
         estimate.commit()
         self._plain_loss = None
+        self._lean_loss = estimate.loss.detach()
         self._last = StepRecord(
             step=step,
             loss=loss,
             trace=trace,
             penalty=penalty,
-            weight=weight,
-            layers=layers,
+            weight=task.weight,
+            layers=tuple(task.weights),
             engine=self._engine.name,
-            seed=seed,
-            error=estimate.error,
+            seed=task.seed,
+            error=error,
             unused=estimate.unused,
         )
         _, aux, has_aux = split(estimate.output)
@@ -259,6 +318,7 @@ class HessianTrace:
             "calls": self._calls,
             "seed": self.seed,
             "guard": self.guard.state(),
+            "engine": self._engine.state(),
             "warned_nonfinite": self._warned_nonfinite,
         }
 
@@ -273,12 +333,14 @@ class HessianTrace:
         seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
         self._calls, self.seed, self.guard = state["calls"], seed, guard
         self._warned_nonfinite = bool(state.get("warned_nonfinite", False))
+        if state.get("engine"):
+            self._engine.load_state(state["engine"])
         self._last = self._plain_loss = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry the record as numbers, never a tensor of the last graph."""
         self.last  # noqa: B018
-        return self.__dict__.copy()
+        return {**self.__dict__, "_lean_loss": None}
 
     def __repr__(self) -> str:
         """The settings that matter."""

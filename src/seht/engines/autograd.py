@@ -18,11 +18,16 @@ runs (:mod:`seht.safe_ops`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Directions, Estimate, Task, check_loss, dot, report_unused, split
+from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.curved import slope
 from seht.safe_ops import safe_ops
 
 
@@ -31,18 +36,30 @@ class AutogradEngine:
 
     name = "autograd"
 
-    def estimate(self, task: Task) -> Estimate:
-        """Loss and trace with one forward pass and nested gradients."""
+    def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
+        """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_opaque(task.model)
         buffers = BorrowedBuffers(task.model)
+        boundary = Boundary(task) if task.curvature == "ggn" else None
         with torch.inference_mode(False), torch.enable_grad(), buffers:
-            with safe_ops():
+            with boundary or nullcontext(), safe_ops():
                 output = task.closure()
             loss = check_loss(split(output)[0])
-            trace, unused = hutchinson(loss, task)
+            if boundary is None:
+                trace, unused = hutchinson(loss, task)
+            else:
+                trace, unused = gauss_newton(loss, boundary, task)
         if not task.differentiable:
             loss, trace = loss.detach(), trace.detach()
         return Estimate(loss, trace, output, unused, error=0.0, commit=buffers.commit)
+
+
+    def state(self) -> dict[str, Any]:
+        """Nothing to remember."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to remember."""
 
 
 def hutchinson(loss: Tensor, task: Task) -> tuple[Tensor, tuple[str, ...]]:
@@ -82,6 +99,49 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
             ) from error
         raise
     return dot(list(h), direction)
+
+
+def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, tuple[str, ...]]:
+    r""":math:`z'^T H_{out} z'` with :math:`z' = J\sigma`, exactly.
+
+    :math:`J\sigma` is the derivative of :math:`\sigma \cdot J^T u` in u (two reverse passes): forward mode is
+    wrong through fused norms and has no rule for many kernels.
+    """
+    z = boundary.outputs
+    gradient, curved = slope(loss, z) if z else ([], False)
+    boundary.check(curved)
+    names, omega = list(task.weights), list(task.weights.values())
+    u = [torch.zeros_like(part, requires_grad=True) for part in z]
+    backward = torch.autograd.grad(z, omega, u, create_graph=True, allow_unused=True)
+    unused = report_unused(
+        task, [n for n, part in zip(names, backward, strict=True) if part is None]
+    )
+    trace = loss.new_zeros(())
+    for sigma in task.probes():
+        pairs = [
+            (part * sigma[n].to(part.dtype)).sum()
+            for n, part in zip(names, backward, strict=True)
+            if part is not None
+        ]
+        if not pairs:
+            break
+        direction = torch.autograd.grad(
+            torch.stack(pairs).sum(), u, create_graph=True, materialize_grads=True
+        )
+        kept = [
+            (g, d)
+            for g, d in zip(gradient, direction, strict=True)
+            if g is not None and g.requires_grad
+        ]
+        product = torch.autograd.grad(
+            [g for g, _ in kept],
+            z,
+            [d for _, d in kept],
+            create_graph=True,
+            materialize_grads=True,
+        )
+        trace = trace + dot(list(product), list(direction))
+    return trace * (task.estimator.scale / task.estimator.probes), unused
 
 
 def refuse_opaque(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +34,27 @@ class Task:
     estimator: Estimator
     seed: int
     curvature: str = "hessian"
+    boundary: str | None = None
+    """For the Gauss-Newton trace: the module whose outputs are the network's."""
     differentiable: bool = True
+    weight: float = 0.0
+    limit: float | None = None
+    skip: bool = False
+    """Leave the penalty out where the estimate is not finite."""
+
+    @property
+    def constant(self) -> bool:
+        """Whether the trace's coefficient is known before the trace is."""
+        return self.limit is None and not self.skip
+
+    def coefficient(self, loss: Tensor, trace: Tensor) -> Tensor:
+        """What the trace is multiplied by: the weight, held back by ``limit`` (detached)."""
+        loss, trace = loss.detach().double(), trace.detach().double()
+        factor = torch.full_like(trace, self.weight)
+        if self.limit is not None:
+            size = (self.weight * trace).abs()
+            factor = factor * torch.where(size > 0, self.limit * loss.abs() / size, 1).clamp(max=1)
+        return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
 
     def probes(self) -> Iterator[Directions]:
         """The probes of this task, drawn one after the other."""
@@ -57,6 +77,13 @@ class Estimate:
     """What the closure returned (in the difference engine: its centre pass)."""
     unused: tuple[str, ...] = ()
     error: float | None = None
+    total: Tensor | None = None
+    """In the lean form: loss + coefficient * trace, its gradient computed and waiting."""
+    look: list[Tensor] = field(default_factory=list)
+    """What the engine wants looked at on the host, together with loss and trace."""
+    orders: tuple[float, float] | None = None
+    learn: Callable[[list[float], Any], float | None] | None = None
+    """Takes what ``look`` showed and returns the engine's relative error."""
     commit: Callable[[], None] = lambda: None
     """Takes over what the pass wrote into buffers (BatchNorm statistics): the caller decides."""
 
@@ -66,8 +93,18 @@ class Engine(Protocol):
 
     name: str
 
-    def estimate(self, task: Task) -> Estimate:
-        """Run the closure and return loss and trace."""
+    def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
+        """Run the closure and return loss and trace.
+
+        ``lean`` asks for ``total`` instead of a waiting graph, where the engine has that form;
+        ``watch`` lets it check itself every so often.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned."""
 
 
 def split(output: Any) -> tuple[Any, Any, bool]:

@@ -17,17 +17,20 @@ def mark() -> int:
     return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
 
 
-def leaves_of(loss: Tensor, since: int) -> tuple[list[Tensor], bool]:
-    """Every leaf that the loss depends on, and whether its graph is older than ``since``.
+def leaves_of(
+    roots: Sequence[Tensor], since: int, stop: Sequence[Tensor] = ()
+) -> tuple[list[Tensor], bool]:
+    """Every leaf that the roots depend on, and whether their graph is older than ``since``.
 
     All of them, not only the model's: a second module, an input, a captured parameter receive
     their share of the penalty's gradient too. An older graph belongs to the user (features that
-    were computed before the closure) and must survive our passes.
+    were computed before the closure) and must survive our passes. The walk does not go past
+    ``stop``.
     """
     leaves: list[Tensor] = []
     older = False
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
+    seen: set[Any] = {tensor.grad_fn for tensor in stop if tensor.grad_fn is not None}
+    stack = [root.grad_fn for root in roots]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -79,3 +82,9 @@ class Stored(torch.autograd.Function):
             for g, s in zip(ctx.gradients, ctx.scales, strict=True)
         ]
         return (None, None, None, *parts)
+
+
+def handed_out(value: Tensor, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Tensor:
+    """A scalar with this value and these gradients, without a graph behind it."""
+    result: Tensor = Stored.apply(value, list(gradients), [1.0] * len(leaves), *leaves)
+    return result

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from seht.engines import losses
+from seht import losses
 from seht.engines.rules import (
     CAST,
     CONSTANT,

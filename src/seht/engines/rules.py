@@ -28,10 +28,6 @@ class KinkError(RuntimeError):
     """An operation has a kink that the difference engine cannot freeze."""
 
 
-class Spoilt(Exception):
-    """A remembered output was overwritten in place; the centre pass must keep copies."""
-
-
 class Rule(NamedTuple):
     """How one function is frozen."""
 
@@ -77,7 +73,10 @@ def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) ->
     if version is None:
         return x.mul_(kept) if in_place else x * kept
     if kept._version != version:
-        raise Spoilt
+        raise KinkError(
+            "the output of relu was overwritten in place after it was computed, which autograd "
+            "refuses too; use an out-of-place operation there"
+        )
     # x where the centre's output is positive, else 0: a fused form of x * mask.
     return torch.ops.aten.threshold_backward(x, kept, 0)
 

@@ -1,0 +1,125 @@
+r"""The Gauss-Newton trace by differences: two plain steps, SAM's price.
+
+:math:`\mathrm{tr}(G) = E[z'^T H_{out} z']` with :math:`z' = J\sigma`, the derivative of the network's
+outputs along the probe: :math:`z' \approx (z(w + e\sigma) - z(w)) / e` with every decision frozen. The
+loss's curvature in z is exact and its own dependence on z is part of the gradient:
+
+.. math::
+
+    d(z'^T H z') = 2 (H z') \cdot (dz_+ - dz) / e + \partial_z (z'^T H z') \cdot dz .
+
+One perturbed pass leaves an error of first order in e, odd in :math:`\sigma`, so that it vanishes in
+expectation; ``two_sided`` makes it second order for one and a third more passes. G is positive
+semi-definite, and the trace never negative, only where the loss is convex in the outputs. Terms
+that reach the weights past the outputs (an L2 term in the closure) add nothing to G.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seht.engines.base import Directions, Estimate, check_loss, split
+from seht.engines.curved import OutputCurvature, curve, slope
+from seht.engines.graph import Stored, handed_out
+from seht.engines.passes import Gradient, Passes, add, sketch
+
+
+def gauss_newton(
+    passes: Passes, kappa: float, *, lean: bool, watch: bool, two_sided: bool
+) -> Estimate:
+    """The mean over the probes, with 1 + K passes (lean: one more forward pass)."""
+    task, loss = passes.task, passes.loss
+    assert passes.boundary is not None
+    z = list(passes.boundary.outputs)
+    gradient, curved = slope(loss, z) if z else ([], False)
+    passes.boundary.check(curved)
+    scale = task.estimator.scale / task.estimator.probes
+    value = loss.detach().new_zeros(())
+    total: Gradient | None = None
+    cotangents = [torch.zeros_like(part) for part in z]
+    seen: list[Tensor] = []
+    for sigma in task.probes():
+        e = passes.weights.step(sigma, kappa)
+        if watch and not seen:
+            seen = _compare(passes, sigma, e, gradient, z, two_sided)
+        found, part, pulls = _probe(passes, sigma, e, gradient, z, two_sided)
+        value = value + scale * found.value
+        total = add(total, part, scale)
+        cotangents = [c + scale * p for c, p in zip(cotangents, pulls, strict=True)]
+    assert total is not None
+    trace, whole = value, None
+    if lean:
+        factor = task.coefficient(loss, trace).to(loss.dtype)
+        loss = loss.detach()
+        # The network's graph was dropped at the boundary: the centre runs once more for it.
+        with passes.at(None, None) as output:
+            again = check_loss(split(output)[0])
+            roots = [again, *passes.boundary.outputs]
+            pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
+            combined = passes.pull(roots, pulls, keep=passes.older)
+        combined = add(combined, total, factor)
+        whole = handed_out(loss + factor * trace, combined, passes.leaves)
+    elif task.differentiable:
+        ones = [1.0] * (len(z) + len(total))
+        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.leaves)
+    orders = ((2.0, 1.0) if two_sided else (1.0, 1.0)) if seen else None
+    return Estimate(
+        loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders
+    )
+
+
+def _probe(
+    passes: Passes,
+    sigma: Directions,
+    e: Tensor,
+    gradient: list[Tensor | None],
+    z: list[Tensor],
+    two_sided: bool,
+) -> tuple[OutputCurvature, Gradient, list[Tensor]]:
+    """One probe: the value, the perturbed passes' gradient, the cotangents of the centre."""
+    width = e
+    below = [part.detach() for part in z]
+    if two_sided:
+        width = 2 * e
+        below = [part.detach() for part in _outputs(passes, sigma, -e)]
+    with passes.at(sigma, e):
+        above = list(passes.boundary.outputs)  # type: ignore[union-attr]
+        direction = [
+            (a.detach() - b) / width.to(a.dtype) for a, b in zip(above, below, strict=True)
+        ]
+        found = curve(gradient, z, direction)
+        factors = [2 * h / width.to(h.dtype) for h in found.product]
+        part = passes.pull(above, factors, keep=passes.older)
+        del above
+    by_leaf = {id(leaf): g for leaf, g in found.beyond}
+    part = add(part, [by_leaf.get(id(leaf)) for leaf in passes.leaves], 1.0)
+    if two_sided:
+        with passes.at(sigma, -e):
+            minus = list(passes.boundary.outputs)  # type: ignore[union-attr]
+            part = add(part, passes.pull(minus, [-f for f in factors], keep=passes.older), 1.0)
+            del minus
+        return found, part, found.third
+    return found, part, [t - f for t, f in zip(found.third, factors, strict=True)]
+
+
+def _outputs(passes: Passes, sigma: Directions, e: Tensor) -> list[Tensor]:
+    with passes.at(sigma, e):
+        return [part.detach() for part in passes.boundary.outputs]  # type: ignore[union-attr]
+
+
+def _compare(
+    passes: Passes,
+    sigma: Directions,
+    e: Tensor,
+    gradient: list[Tensor | None],
+    z: list[Tensor],
+    two_sided: bool,
+) -> list[Tensor]:
+    """Distances of the gradients at (e/2, e) and (e, 2e), and their size."""
+    found = []
+    for factor in (0.5, 1.0, 2.0):
+        _, part, pulls = _probe(passes, sigma, factor * e, gradient, z, two_sided)
+        found.append(sketch(add(part, passes.pull_centre(z, pulls), 1.0)))
+    half, one, two = found
+    return [(half - one).norm(), (one - two).norm(), one.norm()]

@@ -1,0 +1,142 @@
+"""The passes of one difference estimate: the centre records, the perturbed ones replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.engines.base import Directions, Task, check_loss, report_unused, split
+from seht.engines.boundary import Boundary
+from seht.engines.buffers import BorrowedBuffers
+from seht.engines.graph import leaves_of, mark, quiet
+from seht.engines.replay import Recorder, Replayer, extra_run
+from seht.engines.state import RandomState, Weights
+
+Gradient = list[Tensor | None]
+
+
+class Passes:
+    """The centre pass of one task, and its perturbed passes.
+
+    Every pass starts from the same random state and the same buffers, and sees the decisions of
+    the centre; when the last has run, the random state is where the centre left it.
+    """
+
+    def __init__(self, task: Task, *, lean: bool = False, frozen: bool = True) -> None:
+        self.task = task
+        self.frozen = frozen
+        self.random = RandomState(task.weights.values())
+        self.buffers = BorrowedBuffers(task.model)
+        self.recorder = Recorder(self.random, compact=lean)
+        self.boundary = Boundary(task) if task.curvature == "ggn" else None
+        if self.boundary is not None:
+            self.boundary.cut = lean
+        self.start = self.random.read()
+        since = mark()
+        with self.buffers, self.boundary or nullcontext(), self._mode(self.recorder):
+            self.output = task.closure()
+        self.loss = check_loss(split(self.output)[0])
+        self.end = self.random.read()
+        self.leaves, self.older = leaves_of(self._roots(), since)
+        if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
+            cut = {id(z) for z in self.boundary.outputs}
+            self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
+        reached = {id(leaf) for leaf in self.leaves}
+        self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
+        self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
+        self.weights = Weights(self.used)
+
+    def _roots(self) -> list[Tensor]:
+        if self.boundary is None or not self.boundary.cut:
+            return [self.loss]
+        self.boundary.cut = False  # the passes to come keep their graphs
+        roots, self.boundary.roots = self.boundary.roots, []
+        return [self.loss, *roots]
+
+    def _mode(self, mode: Any) -> Any:
+        return mode if self.frozen else nullcontext()
+
+    @contextmanager
+    def at(self, sigma: Directions | None, step: Tensor | None) -> Iterator[Any]:
+        """Run the closure at w + step * sigma and yield its output while the weights are there."""
+        replayer = Replayer(self.recorder)
+        self.random.write(self.start)
+        try:
+            moved = nullcontext() if sigma is None else self.weights.moved(sigma, step)
+            with moved:
+                buffers = BorrowedBuffers(self.task.model)
+                with buffers, self.boundary or nullcontext(), self._mode(replayer), extra_run():
+                    output = self.task.closure()
+                if self.frozen:
+                    replayer.finish(self.end)
+                yield output
+        finally:
+            self.random.write(self.end)
+
+    def gradient(self, sigma: Directions, step: Tensor) -> Gradient:
+        """The gradient of the loss at w + step * sigma."""
+        with self.at(sigma, step) as output:
+            loss = check_loss(split(output)[0])
+            del output
+            return self.pull([loss], None, keep=self.older)
+
+    def centre_gradient(self, *, keep: bool) -> Gradient:
+        """The gradient of the loss at the centre."""
+        return self.pull([self.loss], None, keep=keep or self.older)
+
+    def pull(
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None] | None, *, keep: bool
+    ) -> Gradient:
+        """The gradient in every leaf, past the users' hooks."""
+        with quiet(self.leaves):
+            return list(
+                torch.autograd.grad(
+                    outputs, self.leaves, cotangents, retain_graph=keep, allow_unused=True
+                )
+            )
+
+    def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
+        """The gradient that flows back from the outputs at the centre."""
+        if outputs[0].grad_fn is not None:
+            return self.pull(outputs, cotangents, keep=True)
+        with self.at(None, None):  # the lean form has dropped that graph
+            return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
+
+    def along(self, sigma: Directions, gradient: Gradient) -> Tensor:
+        """Sigma . g over the drawn tensors."""
+        total = self.loss.new_zeros((), dtype=torch.float64)
+        by_id = {id(w): sigma[n] for n, w in self.used.items()}
+        for leaf, g in zip(self.leaves, gradient, strict=True):
+            if g is not None and id(leaf) in by_id:
+                total += (g * by_id[id(leaf)]).sum().double()
+        return total
+
+
+def add(total: Gradient | None, part: Gradient, scale: Tensor | float) -> Gradient:
+    """total + scale * part; consumes part."""
+    scaled = [None if g is None else g.mul_(scale) for g in part]
+    if total is None:
+        return scaled
+    return [
+        b if a is None else a if b is None else a.add_(b)
+        for a, b in zip(total, scaled, strict=True)
+    ]
+
+
+def sketch(gradient: Gradient, most: int = 4096) -> Tensor:
+    """A few thousand entries of each part, weighted so that norms are kept on average.
+
+    The check of the step compares gradients at several steps; holding whole ones would cost the
+    memory that the engine saves.
+    """
+    parts = []
+    for g in gradient:
+        if g is not None:
+            flat = g.detach().flatten()
+            stride = -(-flat.numel() // most)
+            parts.append(flat[::stride].double() * stride**0.5)
+    return torch.cat(parts)

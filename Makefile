@@ -56,7 +56,7 @@ test: lint ## set-up, linters, types and the fast tests (minutes)
 	$(PYTEST) -m "not slow"
 
 test-all: lint ## the same with the long tests (under an hour)
-	$(PYTEST)
+	SEHT_TESTS=all $(PYTEST)
 
 lint: $(SETUP_STAMP) ## ruff and mypy, changing nothing
 	$(PY) -m ruff check .

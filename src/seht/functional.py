@@ -145,7 +145,15 @@ def make_task(
     items = list(chosen.tensors.items())
     weights = dict(items[i] for i in indices)
     return Task(
-        model, closure, weights, tuple(indices), chosen.named, estimator, seed, **options
+        model,
+        closure,
+        weights,
+        tuple(indices),
+        chosen.named,
+        len(items),
+        estimator,
+        seed,
+        **options,
     )
 
 

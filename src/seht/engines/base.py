@@ -31,6 +31,8 @@ class Task:
     """Their places among all chosen tensors; with the seed they determine the probes."""
     named: frozenset[str]
     """Tensors the user asked for by name: it is an error if the loss does not use them."""
+    count: int
+    """How many tensors were chosen, drawn or not."""
     estimator: Estimator
     seed: int
     curvature: str = "hessian"

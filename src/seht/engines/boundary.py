@@ -43,6 +43,8 @@ class Boundary:
         self.cut = False
         """Give out leaves instead of aliases, so that the network's graph can go."""
         self.roots: list[Tensor] = []
+        self.made: set[int] = set()
+        """The identities of what was given out, for those who ask where a tensor comes from."""
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -86,6 +88,7 @@ class Boundary:
                 found.append(tensor.detach().requires_grad_())
             else:
                 found.append(tensor.view_as(tensor))
+        self.made.add(id(found[-1]))
         return found[-1]
 
     def check(self, curved: bool) -> None:

@@ -47,6 +47,10 @@ class BorrowedBuffers:
                 self._written.append((holder, name, original, current))
         self._loans = [(*loan[:4], -1) for loan in self._loans]
 
+    def clones(self) -> set[int]:
+        """The identities of what the modules hold while the block runs."""
+        return {id(clone) for _, _, _, clone, _ in self._loans}
+
     def commit(self) -> None:
         """Take over what the pass wrote: in place, or as a new tensor where it assigned one."""
         clones = {id(clone) for _, _, _, clone, _ in self._loans}

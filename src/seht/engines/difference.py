@@ -43,14 +43,18 @@ class DifferenceEngine:
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
         with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
-            passes = Passes(task, lean=lean)
+            watch = watch and self.steps.due
+            prefix = not watch and _pays(task)
+            lean = lean and not prefix  # a shared prefix needs the centre's graph
+            passes = Passes(
+                task, lean=lean, prefix=prefix, watch=watch or self.steps.uses < 2
+            )
             if not passes.used:
                 loss = passes.loss
                 found = Estimate(loss, loss.detach().new_zeros(()), passes.output, passes.unused)
             else:
                 dtype = next(iter(passes.used.values())).dtype
                 kappa = self.steps.start(task.curvature, dtype)
-                watch = watch and self.steps.due
                 if task.curvature == "ggn":
                     found = gauss_newton(
                         passes, kappa, lean=lean, watch=watch, two_sided=self.two_sided
@@ -76,6 +80,11 @@ class DifferenceEngine:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on with an adapted step."""
         self.steps = StepControl(**state)
+
+
+def _pays(task: Task) -> bool:
+    """Whether enough comes before the first drawn tensor to keep it for the perturbed passes."""
+    return len(task.weights) < task.count and task.indices[0] >= task.count / 5
 
 
 def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimate:
@@ -107,7 +116,7 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         whole = handed_out(loss + factor * trace, gradient, passes.leaves)
     elif task.differentiable:
         ones = [1.0] * len(total)
-        trace = Stored.apply(trace, [1, *total], [pull, *ones], loss, *passes.leaves)
+        trace = Stored.apply(trace, [1, *total], [pull, *ones], loss, *passes.inputs)
     orders = (2.0, 2.0) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

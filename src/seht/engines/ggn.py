@@ -53,7 +53,7 @@ def gauss_newton(
         factor = task.coefficient(loss, trace).to(loss.dtype)
         loss = loss.detach()
         # The network's graph was dropped at the boundary: the centre runs once more for it.
-        with passes.at(None, None) as output:
+        with passes.at(None) as output:
             again = check_loss(split(output)[0])
             roots = [again, *passes.boundary.outputs]
             pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
@@ -62,7 +62,7 @@ def gauss_newton(
         whole = handed_out(loss + factor * trace, combined, passes.leaves)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
-        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.leaves)
+        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)
     orders = ((2.0, 1.0) if two_sided else (1.0, 1.0)) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

@@ -187,6 +187,16 @@ RANDOM = frozenset(
 """Functions with a rule that consume random numbers, which a replay must skip."""
 
 
+IN_PLACE = frozenset(
+    getattr(home, n)
+    for home in (torch, torch.Tensor)
+    for n in dir(home)
+    if (n.endswith("_") and not n.endswith("__")) or n in ("__setitem__", "__iadd__", "__imul__")
+    if callable(getattr(home, n))
+)
+"""Functions that write into their first argument."""
+
+
 def register_kink(function: Callable[..., Any], rule: Any = "constant") -> Callable[..., Any]:
     """Teach the difference engine a user's own operation; returns what to call instead of it.
 

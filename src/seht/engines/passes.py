@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from seht.engines.base import Directions, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graph import leaves_of, mark, quiet
-from seht.engines.replay import Recorder, Replayer, extra_run
+from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.state import RandomState, Weights
+from seht.engines.witness import Witness
 
 Gradient = list[Tensor | None]
 
@@ -26,19 +28,32 @@ class Passes:
     the centre; when the last has run, the random state is where the centre left it.
     """
 
-    def __init__(self, task: Task, *, lean: bool = False, frozen: bool = True) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        lean: bool = False,
+        frozen: bool = True,
+        prefix: bool = False,
+        watch: bool = False,
+    ) -> None:
         self.task = task
         self.frozen = frozen
         self.random = RandomState(task.weights.values())
         self.buffers = BorrowedBuffers(task.model)
-        self.recorder = Recorder(self.random, compact=lean)
+        kept = Prefix({id(w) for w in task.weights.values()}) if prefix else None
+        self.recorder = Recorder(self.random, compact=lean, prefix=kept)
         self.boundary = Boundary(task) if task.curvature == "ggn" else None
         if self.boundary is not None:
             self.boundary.cut = lean
         self.start = self.random.read()
+        self._watch = watch
         since = mark()
-        with self.buffers, self.boundary or nullcontext(), self._mode(self.recorder):
-            self.output = task.closure()
+        with self.buffers:
+            if watch:
+                self.recorder.witness = self._witness(since, self.buffers)
+            with self.boundary or nullcontext(), self._mode(self.recorder):
+                self.output = task.closure()
         self.loss = check_loss(split(self.output)[0])
         self.end = self.random.read()
         self.leaves, self.older = leaves_of(self._roots(), since)
@@ -49,6 +64,14 @@ class Passes:
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
         self.weights = Weights(self.used)
+        if kept is not None and not kept.intact():
+            self.recorder.prefix = None
+        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What the perturbed passes' gradients belong to: the leaves, and results of the prefix."""
+        return [*self.leaves, *(result for result, _ in self._stand_ins.values())]
 
     def _roots(self) -> list[Tensor]:
         if self.boundary is None or not self.boundary.cut:
@@ -57,22 +80,31 @@ class Passes:
         roots, self.boundary.roots = self.boundary.roots, []
         return [self.loss, *roots]
 
+    def _witness(self, since: int, buffers: BorrowedBuffers) -> Witness:
+        own = buffers.clones()
+        if self.boundary is not None:
+            self.boundary.made = own
+        return Witness(since, own, before=self.recorder.witness)
+
     def _mode(self, mode: Any) -> Any:
         return mode if self.frozen else nullcontext()
 
     @contextmanager
-    def at(self, sigma: Directions | None, step: Tensor | None) -> Iterator[Any]:
+    def at(self, sigma: Directions | None, step: Tensor | None = None) -> Iterator[Any]:
         """Run the closure at w + step * sigma and yield its output while the weights are there."""
         replayer = Replayer(self.recorder)
-        self.random.write(self.start)
+        replayer.aliases = self._stand_ins
+        self.random.begin(self.start)
         try:
-            moved = nullcontext() if sigma is None else self.weights.moved(sigma, step)
-            with moved:
-                buffers = BorrowedBuffers(self.task.model)
-                with buffers, self.boundary or nullcontext(), self._mode(replayer), extra_run():
-                    output = self.task.closure()
+            with self.weights.moved(sigma, step) if sigma is not None else nullcontext():
+                with BorrowedBuffers(self.task.model) as buffers:
+                    if self._watch:
+                        replayer.witness = self._witness(mark(), buffers)
+                    with self.boundary or nullcontext(), self._mode(replayer), extra_run():
+                        output = self.task.closure()
                 if self.frozen:
                     replayer.finish(self.end)
+                    self._watch = False  # one comparison is enough
                 yield output
         finally:
             self.random.write(self.end)
@@ -91,11 +123,12 @@ class Passes:
     def pull(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None] | None, *, keep: bool
     ) -> Gradient:
-        """The gradient in every leaf, past the users' hooks."""
+        """The gradient in every leaf (and stand-in for the prefix), past the users' hooks."""
+        targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
         with quiet(self.leaves):
             return list(
                 torch.autograd.grad(
-                    outputs, self.leaves, cotangents, retain_graph=keep, allow_unused=True
+                    outputs, targets, cotangents, retain_graph=keep, allow_unused=True
                 )
             )
 
@@ -103,27 +136,27 @@ class Passes:
         """The gradient that flows back from the outputs at the centre."""
         if outputs[0].grad_fn is not None:
             return self.pull(outputs, cotangents, keep=True)
-        with self.at(None, None):  # the lean form has dropped that graph
+        with self.at(None):  # the lean form has dropped that graph
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
 
     def along(self, sigma: Directions, gradient: Gradient) -> Tensor:
         """Sigma . g over the drawn tensors."""
         total = self.loss.new_zeros((), dtype=torch.float64)
         by_id = {id(w): sigma[n] for n, w in self.used.items()}
-        for leaf, g in zip(self.leaves, gradient, strict=True):
+        for leaf, g in zip(self.leaves, gradient, strict=False):
             if g is not None and id(leaf) in by_id:
                 total += (g * by_id[id(leaf)]).sum().double()
         return total
 
 
 def add(total: Gradient | None, part: Gradient, scale: Tensor | float) -> Gradient:
-    """total + scale * part; consumes part."""
+    """total + scale * part; consumes part. A shorter list has nothing for the rest."""
     scaled = [None if g is None else g.mul_(scale) for g in part]
     if total is None:
         return scaled
     return [
         b if a is None else a if b is None else a.add_(b)
-        for a, b in zip(total, scaled, strict=True)
+        for a, b in zip_longest(total, scaled)
     ]
 
 

@@ -1,4 +1,9 @@
-"""Two function modes: the centre pass records every decision, the perturbed passes replay it."""
+"""Two function modes: the centre pass records every decision, the perturbed passes replay it.
+
+With few drawn weights (SEHT-D) most of a network comes before the first of them and is the same in
+every pass. The recorder then also keeps the results of that *prefix*, and the replayer returns them
+as leaves of its own graph: the prefix is computed and differentiated once.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,11 @@ from torch.overrides import TorchFunctionMode
 from seht.engines.kinks import KINKS, RANDOM
 from seht.engines.rules import KinkError, depends
 from seht.engines.state import RandomState
+from seht.engines.witness import Witness, name, unrepeatable
 
 _SWITCH = torch._C._set_grad_enabled
 _SAME, _WRITTEN = object(), object()
 _replaying: ContextVar[bool] = ContextVar("seht_replaying", default=False)
-
-
-class UnrepeatableError(RuntimeError):
-    """The closure did something else when it ran again."""
 
 
 def replaying() -> bool:
@@ -39,23 +41,42 @@ def extra_run() -> Iterator[None]:
         _replaying.reset(token)
 
 
-def unrepeatable(what: str) -> UnrepeatableError:
-    """The error, with what to do about it."""
-    return UnrepeatableError(
-        f"the closure cannot be repeated: {what}. It runs several times in a penalised step and must "
-        "compute the same loss each time: draw the batch and read hidden states before it, return "
-        "new states as aux, and use torch's own random numbers"
-    )
-
-
 class _Mode(TorchFunctionMode):
     def __init__(self, random: RandomState, compact: bool) -> None:
         super().__init__()
         self.random = random
         self.compact = compact
-        """Keep masks instead of whole outputs: less memory, and safe from in-place writes."""
+        """Keep masks instead of whole outputs: less memory, where the centre's graph is gone."""
         self.constant = False
         """Inside the user's no_grad: everything is a constant to autograd."""
+        self.witness: Witness | None = None
+        self.depth = 0
+        """How many composite functions we are inside of."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look the function up; most pass."""
+        kwargs = kwargs or {}
+        if self.witness is None or torch.compiler.is_compiling():
+            return self._call(func, args, kwargs)
+        self.witness.see(func, args, kwargs)
+        out = self._call(func, args, kwargs)
+        self.witness.made(func, out)
+        return out
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """On again, for the parts of a composite function."""
+        self.depth += 1
+        try:
+            with self:
+                yield
+        finally:
+            self.depth -= 1
 
     def state_after(self, func: Any) -> list[Tensor] | None:
         """The random state after a call that consumed some of it."""
@@ -67,20 +88,70 @@ class _Mode(TorchFunctionMode):
             self.random.write(state)
 
 
+class Prefix:
+    """The results of everything before the first drawn weight, as the centre computed them."""
+
+    def __init__(self, drawn: set[int]) -> None:
+        self._drawn = drawn
+        self.calls: list[tuple[Any, Any]] = []
+        self.closed = False
+        self.decisions = 0
+        self.state: list[Tensor] = []
+        self._versions: list[tuple[Tensor, int]] = []
+
+    def open_to(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a call still belongs to it."""
+        return not self.closed and not self._sees((*args, *kwargs.values()))
+
+    def close(self, decisions: int, state: list[Tensor]) -> None:
+        """A drawn weight was seen."""
+        self.closed, self.decisions, self.state = True, decisions, state
+        self._versions = [
+            (out, out._version) for _, result in self.calls for out in _tensors(result)
+        ]
+
+    def intact(self) -> bool:
+        """Whether it was met at all, and nothing after it wrote into its results."""
+        return self.closed and all(t._version == version for t, version in self._versions)
+
+    def _sees(self, values: Any) -> bool:
+        return any(
+            id(v) in self._drawn if isinstance(v, Tensor) else
+            isinstance(v, (tuple, list)) and self._sees(v)
+            for v in values
+        )  # fmt: skip
+
+
 class Recorder(_Mode):
     """Runs every operation as it is and remembers what decided its outcome."""
 
-    def __init__(self, random: RandomState, *, compact: bool = False) -> None:
+    def __init__(
+        self, random: RandomState, *, compact: bool = False, prefix: Prefix | None = None
+    ) -> None:
         super().__init__(random, compact)
         self.tape: list[tuple[Any, Any]] = []
+        self.prefix = prefix
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Look the function up; most pass."""
-        kwargs = kwargs or {}
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is _SWITCH:
-            return self._switch(func, args)
+            func(*args)
+            if self.constant and args[0]:
+                self.tape.append((func, self.random.read()))
+            self.constant = not args[0]
+            return None
+        if "generator" in kwargs:
+            self.random.meet(kwargs["generator"])
+        prefix = self.prefix
+        if prefix is None or prefix.closed or self.depth or torch.compiler.is_compiling():
+            return self._record(func, args, kwargs)
+        if not prefix.open_to(args, kwargs):
+            prefix.close(len(self.tape), self.random.read())
+            return self._record(func, args, kwargs)
+        out = self._record(func, args, kwargs)
+        prefix.calls.append((func, out))
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self.constant:
             return self._constant(func, args, kwargs)
         rule = KINKS.get(func)
@@ -89,9 +160,9 @@ class Recorder(_Mode):
         if rule.taped and not torch.is_grad_enabled():
             # The user's no_grad is handled above: this is the forward of a custom Function.
             raise KinkError(
-                f"{getattr(func, '__name__', func)} inside a custom autograd.Function decides "
-                "something that the difference engine cannot freeze; wrap its apply with "
-                "seht.register_kink, or use engine='autograd'"
+                f"{name(func)} inside a custom autograd.Function decides something that the "
+                "difference engine cannot freeze; wrap its apply with seht.register_kink, or use "
+                "engine='autograd'"
             )
         out, decision = rule.record(self, func, args, kwargs)
         if rule.taped:
@@ -103,17 +174,10 @@ class Recorder(_Mode):
         version = target._version if isinstance(target, Tensor) else None
         out = func(*args, **kwargs)
         if version is not None and target._version != version:
-            kept = (out is target, target.clone())
-            self.tape.append((func, (_WRITTEN, kept)))
+            self.tape.append((func, (_WRITTEN, (out is target, target.clone()))))
         else:
             self.tape.append((func, (_SAME if args and out is args[0] else out, None)))
         return out
-
-    def _switch(self, func: Any, args: Any) -> Any:
-        func(*args)
-        if self.constant and args[0]:
-            self.tape.append((func, self.random.read()))
-        self.constant = not args[0]
 
 
 class Replayer(_Mode):
@@ -123,18 +187,26 @@ class Replayer(_Mode):
         super().__init__(recorder.random, recorder.compact)
         self._tape = recorder.tape
         self._next = 0
+        self._prefix = recorder.prefix
+        self._in_prefix = recorder.prefix is not None
+        self._skipped = 0
+        self.aliases: dict[int, tuple[Tensor, Tensor]] = {}
+        """By identity of a prefix result: the result and the leaf that stands for it."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Look the function up; what was recorded is replayed."""
-        kwargs = kwargs or {}
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is _SWITCH:
             func(*args)
-            if self.constant and args[0]:
+            if self.constant and args[0] and not self._in_prefix:
                 self.random.write(self._take(func))
             self.constant = not args[0]
             return None
+        if self._in_prefix and not self.depth:
+            assert self._prefix is not None
+            if self._skipped < len(self._prefix.calls):
+                return self._skip(func)
+            self._in_prefix = False
+            self._next = self._prefix.decisions
+            self.random.write(self._prefix.state)
         if self.constant:
             return self._constant(func, args, kwargs)
         rule = KINKS.get(func)
@@ -142,6 +214,28 @@ class Replayer(_Mode):
             return func(*args, **kwargs)
         decision = self._take(func) if rule.taped else None
         return rule.replay(self, decision, func, args, kwargs)
+
+    def _skip(self, func: Any) -> Any:
+        assert self._prefix is not None
+        known, out = self._prefix.calls[self._skipped]
+        if known != func:
+            raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
+        self._skipped += 1
+        return self._stand_in(out)
+
+    def _stand_in(self, out: Any) -> Any:
+        if isinstance(out, Tensor):
+            if not out.requires_grad or isinstance(out, nn.Parameter):
+                return out
+            if id(out) not in self.aliases:
+                self.aliases[id(out)] = (out, out.detach().requires_grad_())
+            return self.aliases[id(out)][1]
+        if isinstance(out, tuple) and any(isinstance(item, Tensor) for item in out):
+            items = [self._stand_in(item) for item in out]
+            return type(out)(items) if type(out).__module__ == "torch.return_types" else tuple(items)
+        if isinstance(out, list):
+            return [self._stand_in(item) for item in out]
+        return out
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out, kept = self._take(func)
@@ -156,20 +250,27 @@ class Replayer(_Mode):
 
     def _take(self, func: Any) -> Any:
         if self._next == len(self._tape):
-            raise unrepeatable(f"it decided more than before, at {_name(func)}")
+            raise unrepeatable(f"it decided more than before, at {name(func)}")
         known, decision = self._tape[self._next]
         if known != func:
-            raise unrepeatable(f"it called {_name(func)} where it had called {_name(known)}")
+            raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
         self._next += 1
         return decision
 
     def finish(self, end: list[Tensor]) -> None:
         """The cheap guards: every decision used, the random numbers those of the centre."""
         if self._next != len(self._tape):
-            raise unrepeatable(f"it never came to {_name(self._tape[self._next][0])} again")
+            raise unrepeatable(f"it never came to {name(self._tape[self._next][0])} again")
         if not self.random.equals(end):
             raise unrepeatable("it drew other random numbers than before")
+        if self.witness is not None:
+            self.witness.finish()
+            self.witness.compare_values()
 
 
-def _name(func: Any) -> str:
-    return getattr(func, "__name__", str(func))
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

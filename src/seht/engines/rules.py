@@ -255,7 +255,7 @@ def composed(build: Callable[..., Any]) -> Rule:
     """Run ``build`` instead, with the mode on, so that its parts are frozen each by its own rule."""
 
     def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        with mode:
+        with mode.inside():
             return build(*args, **kwargs), None
 
     def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:

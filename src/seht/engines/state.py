@@ -16,24 +16,40 @@ from seht.engines.base import Directions
 
 
 class RandomState:
-    """The global random state of the CPU and of the accelerators that the weights lie on."""
+    """The random state of the CPU, of the accelerators in use and of generators met on the way."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
+        self._own: dict[int, tuple[torch.Generator, Tensor]] = {}
+
+    def meet(self, generator: torch.Generator | None) -> None:
+        """A generator of the user's own: remember where it was when first seen."""
+        if generator is not None and id(generator) not in self._own:
+            self._own[id(generator)] = (generator, generator.get_state())
+
+    def begin(self, state: list[Tensor]) -> None:
+        """Go back to the beginning of a pass: the global state given, own generators as first seen."""
+        self.write(state[: 1 + len(self._cuda)])
+        for generator, first in self._own.values():
+            generator.set_state(first)
 
     def read(self) -> list[Tensor]:
         """A copy of the state: 5 kB and some microseconds."""
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._cuda)]
+        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._cuda)]
+        return states + [generator.get_state() for generator, _ in self._own.values()]
 
     def write(self, state: list[Tensor]) -> None:
-        """Go (back) to a state."""
+        """Go (back) to a state; generators met later keep theirs."""
         torch.set_rng_state(state[0])
-        for device, part in zip(self._cuda, state[1:], strict=True):
+        for device, part in zip(self._cuda, state[1:], strict=False):
             torch.cuda.set_rng_state(part, device)
+        own = state[1 + len(self._cuda) :]
+        for (generator, _), part in zip(self._own.values(), own, strict=False):
+            generator.set_state(part)
 
     def equals(self, state: list[Tensor]) -> bool:
         """Whether the state is now this one."""
-        return all(torch.equal(a, b) for a, b in zip(self.read(), state, strict=True))
+        return all(torch.equal(a, b) for a, b in zip(self.read(), state, strict=False))
 
     @contextmanager
     def kept(self) -> Iterator[None]:

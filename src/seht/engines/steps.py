@@ -9,13 +9,12 @@ often; in between the last answer holds.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from seht.guards import PenaltyWarning
+from seht.guards import warn
 
 START = {
     ("hessian", torch.float64): 1e-4,
@@ -105,11 +104,9 @@ class StepControl:
                 "seht.register_kink",
             )
         )
-        warnings.warn(
+        warn(
             f"seht: the difference engine's gradient is off by some {self.error:.0%} "
-            f"(at relative step {self.kappa:.2g}), by {cause}. To mend it: {fix}.",
-            PenaltyWarning,
-            stacklevel=5,
+            f"(at relative step {self.kappa:.2g}), by {cause}. To mend it: {fix}."
         )
 
     def state(self) -> dict[str, Any]:

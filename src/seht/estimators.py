@@ -86,13 +86,13 @@ class SehtH:
 
 @dataclass(frozen=True, kw_only=True)
 class SehtD:
-    r"""SEHT-D, the paper's Algorithm 2: **estimates** :math:`2 p_1 p_2 \mathrm{tr}(H)`, a partial trace.
+    r"""SEHT-D, the paper's Algorithm 2: it estimates :math:`2 p_1 p_2 \mathrm{tr}(H)`.
 
     Each tensor is kept with probability :math:`p_1`; in a kept tensor every entry follows
-    :math:`Q(p_2)`: +1 and -1 with probability :math:`p_2` each, else 0. The paper does not rescale, so
-    that at equal weight SEHT-D is :math:`1 / (2 p_1 p_2)` times weaker than SEHT-H: 200 times at
-    p = 0.05, 5,000 times at p = 0.01. ``rescale=True`` divides by :math:`2 p_1 p_2` and is unbiased for
-    :math:`\mathrm{tr}(H)`.
+    :math:`Q(p_2)`: +1 and -1 with probability :math:`p_2` each, else 0. The paper does not
+    rescale this partial trace, so that at equal weight SEHT-D is :math:`1 / (2 p_1 p_2)` times
+    weaker than SEHT-H: 200 times at p = 0.05, 5,000 times at p = 0.01. ``rescale=True`` divides by
+    :math:`2 p_1 p_2` and is unbiased for :math:`\mathrm{tr}(H)`.
 
     A step on which no tensor is kept has no penalty and costs a plain step.
 
@@ -101,7 +101,8 @@ class SehtD:
         prob: :math:`p_2`, in (0, 0.5].
         layer_prob: :math:`p_1`, in (0, 1]; ``prob`` if not given, as in the paper.
         rescale: divide by :math:`2 p_1 p_2`.
-        distribution: of the entries that are not 0: ``"rademacher"`` (the paper's) or ``"gaussian"``.
+        distribution: of the entries that are not 0: ``"rademacher"`` (the paper's) or
+            ``"gaussian"``.
     """
 
     probes: int = 1
@@ -117,7 +118,9 @@ class SehtD:
         _check_distribution(self.distribution)
         _check_range("prob", self.prob, 0.5, "each sign has probability prob")
         if self.layer_prob is not None:
-            _check_range("layer_prob", self.layer_prob, 1.0, "a layer is kept with that probability")
+            _check_range(
+                "layer_prob", self.layer_prob, 1.0, "a layer is kept with that probability"
+            )
 
     @property
     def keep(self) -> float:

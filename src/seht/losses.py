@@ -42,9 +42,7 @@ def l1(
     weight: Tensor | None = None,
 ) -> Tensor:
     """The mean of |x - y|."""
-    return _weighted(
-        (input - target).abs(), _legacy(size_average, reduce, reduction), weight
-    )
+    return _weighted((input - target).abs(), _legacy(size_average, reduce, reduction), weight)
 
 
 def smooth_l1(

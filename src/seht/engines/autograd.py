@@ -53,7 +53,6 @@ class AutogradEngine:
             loss, trace = loss.detach(), trace.detach()
         return Estimate(loss, trace, output, unused, error=0.0, commit=buffers.commit)
 
-
     def state(self) -> dict[str, Any]:
         """Nothing to remember."""
         return {}
@@ -104,8 +103,8 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
 def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, tuple[str, ...]]:
     r""":math:`z'^T H_{out} z'` with :math:`z' = J\sigma`, exactly.
 
-    :math:`J\sigma` is the derivative of :math:`\sigma \cdot J^T u` in u (two reverse passes): forward mode is
-    wrong through fused norms and has no rule for many kernels.
+    :math:`J\sigma` is the derivative of :math:`\sigma \cdot J^T u` in u (two reverse passes):
+    forward mode is wrong through fused norms and has no rule for many kernels.
     """
     z = boundary.outputs
     gradient, curved = slope(loss, z) if z else ([], False)

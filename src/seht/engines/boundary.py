@@ -101,10 +101,10 @@ class Boundary:
             )
         if not curved:
             raise RuntimeError(
-                'curvature="ggn": the loss is linear in the model\'s outputs (does the model return '
-                "its own loss?), which would give a trace of 0; name the module whose output is the "
-                'logits with boundary="module.name", or mark them in the closure with '
-                "seht.boundary(logits)"
+                'curvature="ggn": the loss is linear in the model\'s outputs (does the model '
+                "return its own loss?), which would give a trace of 0; name the module whose "
+                'output is the logits with boundary="module.name", or mark them in the closure '
+                "with seht.boundary(logits)"
             )
 
 
@@ -134,8 +134,8 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, list):
         return [_map(item, function) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
+        clone = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(changed, field.name, _map(getattr(value, field.name), function))
-        return changed
+            object.__setattr__(clone, field.name, _map(getattr(value, field.name), function))
+        return clone
     return value

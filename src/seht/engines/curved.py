@@ -25,7 +25,9 @@ class OutputCurvature:
 
 def slope(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor | None], bool]:
     """dL/dz with its graph, and whether it depends on z at all."""
-    parts = list(torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True))
+    parts: list[Tensor | None] = list(
+        torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
+    )
     return parts, any(p is not None and p.requires_grad for p in parts)
 
 

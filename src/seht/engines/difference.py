@@ -7,10 +7,10 @@ With :math:`w_\pm = w \pm e\sigma`,
     t = \sigma^T H \sigma \approx \sigma \cdot (g(w_+) - g(w_-)) / 2e, \qquad
     \nabla t \approx (g(w_+) + g(w_-) - 2 g(w)) / e^2 ,
 
-both with an error of order :math:`e^2`: three plain steps, and nothing but first derivatives, which
-every operator has right. The centre pass records each decision and the perturbed passes replay it
-(``replay.py``, ``rules.py``, ``kinks.py``); without that the difference of a ReLU network is another
-object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
+both with an error of order :math:`e^2`: three plain steps, and nothing but first derivatives,
+which every operator has right. The centre pass records each decision and the perturbed passes
+replay it (``replay.py``, ``rules.py``, ``kinks.py``); without that the difference of a ReLU network
+is another object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
 
 Two forms. *Scalar*: the centre's graph waits for the user's ``backward()``. *Lean*: every pass is
 differentiated at once and one graph lives at a time.
@@ -18,17 +18,20 @@ differentiated at once and one graph lives at a time.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from seht.engines.base import Directions, Estimate, Task
+from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored, handed_out
 from seht.engines.passes import Gradient, Passes, add, sketch
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
+from seht.estimators import unknown
 
 
 class DifferenceEngine:
@@ -36,18 +39,39 @@ class DifferenceEngine:
 
     name = "difference"
 
-    def __init__(self, *, kappa: float | None = None, two_sided: bool = False) -> None:
+    def __init__(
+        self, *, kappa: float | None = None, two_sided: bool = False, kinks: str = "frozen"
+    ) -> None:
+        if kappa is not None and not (math.isfinite(kappa) and kappa > 0):
+            raise ValueError(f"kappa must be a positive number, not {kappa!r}")
+        if kinks not in ("frozen", "free"):
+            raise ValueError(unknown("kinks", kinks, ["frozen", "free"]))
+        self.kinks = kinks
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.two_sided = two_sided
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
+        free = self.kinks == "free"
+        if free and task.curvature != "hessian":
+            raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
         with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
-            watch = watch and self.steps.due
-            prefix = not watch and _pays(task)
+            if free and self.steps.kappa is None and task.weight > 0:
+                if not task.constant:
+                    raise ValueError(
+                        "kinks='free' takes neither limit= nor on_nonfinite='skip': its objective "
+                        "is the mean of two losses; leave them out, or give kappa="
+                    )
+                return noise_stability(task)
+            watch = watch and not free and self.steps.due
+            prefix = not watch and not free and _pays(task)
             lean = lean and not prefix  # a shared prefix needs the centre's graph
             passes = Passes(
-                task, lean=lean, prefix=prefix, watch=watch or self.steps.uses < 2
+                task,
+                lean=lean,
+                frozen=not free,
+                prefix=prefix,
+                watch=not free and (watch or self.steps.uses < 2),
             )
             if not passes.used:
                 loss = passes.loss
@@ -69,7 +93,8 @@ class DifferenceEngine:
 
     def _learn(self, seen: list[float], orders: tuple[float, float] | None) -> float | None:
         if orders is not None:
-            self.steps.learn(*seen, *orders)
+            small, large, size = seen
+            self.steps.learn(small, large, size, *orders)
         self.steps.uses += 1
         return self.steps.error
 
@@ -123,9 +148,7 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
     )
 
 
-def _compare(
-    passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | None
-) -> list[Tensor]:
+def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | None) -> list[Tensor]:
     """Distances of the gradients at (e/2, e) and (e, 2e), and their size."""
     assert centre is not None
     middle = sketch(centre)

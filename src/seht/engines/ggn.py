@@ -1,15 +1,16 @@
 r"""The Gauss-Newton trace by differences: two plain steps, SAM's price.
 
-:math:`\mathrm{tr}(G) = E[z'^T H_{out} z']` with :math:`z' = J\sigma`, the derivative of the network's
-outputs along the probe: :math:`z' \approx (z(w + e\sigma) - z(w)) / e` with every decision frozen. The
-loss's curvature in z is exact and its own dependence on z is part of the gradient:
+:math:`\mathrm{tr}(G) = E[z'^T H_{out} z']` with :math:`z' = J\sigma`, the derivative of the
+network's outputs along the probe: :math:`z' \approx (z(w + e\sigma) - z(w)) / e` with every
+decision frozen. The loss's curvature in z is exact, and its own dependence on z is part of the
+gradient:
 
 .. math::
 
     d(z'^T H z') = 2 (H z') \cdot (dz_+ - dz) / e + \partial_z (z'^T H z') \cdot dz .
 
-One perturbed pass leaves an error of first order in e, odd in :math:`\sigma`, so that it vanishes in
-expectation; ``two_sided`` makes it second order for one and a third more passes. G is positive
+One perturbed pass leaves an error of first order in e, odd in :math:`\sigma`, so that it vanishes
+in expectation; ``two_sided`` makes it second order for one and a third more passes. G is positive
 semi-definite, and the trace never negative, only where the loss is convex in the outputs. Terms
 that reach the weights past the outputs (an L2 term in the closure) add nothing to G.
 """

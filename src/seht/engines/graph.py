@@ -48,7 +48,11 @@ def leaves_of(
 @contextmanager
 def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""
-    hooked = [(leaf._backward_hooks, dict(leaf._backward_hooks)) for leaf in leaves if leaf._backward_hooks]
+    hooked = [
+        (leaf._backward_hooks, dict(leaf._backward_hooks))
+        for leaf in leaves
+        if leaf._backward_hooks
+    ]
     for hooks, _ in hooked:
         hooks.clear()
     try:
@@ -78,13 +82,17 @@ class Stored(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The stored gradients, times what comes from above."""
         parts = [
-            None if g is None else (g * (grad * s).to(g.dtype) if isinstance(g, Tensor) else grad * s)
+            None
+            if g is None
+            else (g * (grad * s).to(g.dtype) if isinstance(g, Tensor) else grad * s)
             for g, s in zip(ctx.gradients, ctx.scales, strict=True)
         ]
         return (None, None, None, *parts)
 
 
-def handed_out(value: Tensor, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Tensor:
+def handed_out(
+    value: Tensor, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]
+) -> Tensor:
     """A scalar with this value and these gradients, without a graph behind it."""
     result: Tensor = Stored.apply(value, list(gradients), [1.0] * len(leaves), *leaves)
     return result

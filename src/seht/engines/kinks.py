@@ -8,6 +8,7 @@ What is not here is smooth: gelu, silu, mish, tanh, sigmoid, softplus, softmax, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from seht.engines.rules import (
     RELU,
     Rule,
     composed,
+    depends,
     indexed,
     opened,
     pooled,
@@ -33,10 +35,11 @@ from seht.engines.rules import (
 )
 
 
-def _spellings(*names: str) -> list[Any]:
+def _spellings(names: str) -> list[Any]:
     """Every function object behind these names: in F, torch, torch._C._nn and Tensor."""
     homes = (F, torch, torch._C._nn, torch.Tensor, torch.special, torch.linalg)
-    found = [getattr(home, n) for n in names for home in homes if callable(getattr(home, n, None))]
+    words = names.split()
+    found = [getattr(home, n) for n in words for home in homes if callable(getattr(home, n, None))]
     return list(dict.fromkeys(found))
 
 
@@ -82,12 +85,44 @@ for _n in (1, 2, 3):
             _max_pools[_indexed_form] = pooled(_indexed_form, _n, options=_options, pair=True)
 
 
-def _odd_norm(x: Any, p: Any = 2, *_: Any, ord: Any = None, **__: Any) -> bool:
-    order = p if ord is None else ord
-    return isinstance(order, (int, float)) and order < 2 and order != 0
+def _norm_order(x: Any, p: Any = 2, *_: Any, ord: Any = None, **__: Any) -> Any:
+    return p if ord is None else ord
 
 
-def _has_max_norm(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any) -> bool:
+def _odd_norm(*args: Any, **kwargs: Any) -> bool:
+    order = _norm_order(*args, **kwargs)
+    return isinstance(order, (int, float)) and order < 2 and order not in (0, 1)
+
+
+def _plain_norm(*args: Any, **kwargs: Any) -> Tensor:
+    """The norms of order 1 and infinity by their definitions, whose parts have rules."""
+    x, dim, keep = args[0], kwargs.get("dim"), kwargs.get("keepdim", False)
+    if len(args) > 2:
+        dim, keep = args[2], args[3] if len(args) > 3 else keep
+    size = x.abs()
+    if _norm_order(*args, **kwargs) == 1:
+        return size.sum() if dim is None else size.sum(dim, keepdim=keep)
+    return size.amax() if dim is None else size.amax(dim, keepdim=keep)
+
+
+def _norm_rule() -> Rule:
+    refuse = refused("with p below 2 has kinks", _odd_norm)
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if depends(args, kwargs) and _norm_order(*args, **kwargs) in (1, math.inf):
+            with mode.inside():
+                return _plain_norm(*args, **kwargs), None
+        return refuse.record(mode, func, args, kwargs)
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return record(mode, func, args, kwargs)[0]
+
+    return Rule(record, replay, taped=False)
+
+
+def _has_max_norm(
+    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
+) -> bool:
     return max_norm is not None
 
 
@@ -99,47 +134,46 @@ def _bag_kink(
 
 
 KINKS: dict[Any, Rule] = {
-    **dict.fromkeys(_spellings("relu", "relu_"), RELU),
+    **dict.fromkeys(_spellings("relu relu_"), RELU),
     **dict.fromkeys(
-        _spellings(
-            *("relu6", "leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_", "hardsigmoid", "abs", "abs_"),
-            *("hardsigmoid_", "threshold", "_threshold", "threshold_", "rrelu", "rrelu_", "absolute"),
-            *("hardshrink", "softshrink", "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"),
-            *("clamp_max", "clamp_max_", "maximum", "minimum", "fmax", "fmin", "fix", "trunc", "trunc_"),
-            *("round", "round_", "floor", "floor_", "ceil", "ceil_", "frac", "sign", "sgn", "nan_to_num"),
-            *("__abs__", "relu6_", "absolute_", "sign_", "fix_", "frac_"),
-        ),
+        _spellings("""
+            relu6 leaky_relu leaky_relu_ hardtanh hardtanh_ hardsigmoid abs abs_
+            hardsigmoid_ threshold _threshold threshold_ rrelu rrelu_ absolute hardshrink
+            softshrink clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_
+            maximum minimum fmax fmin fix trunc trunc_ round round_ floor floor_ ceil
+            ceil_ frac sign sgn nan_to_num __abs__ relu6_ absolute_ sign_ fix_ frac_
+        """),
         LINEAR,
     ),
     # smooth on each side
-    **dict.fromkeys(_spellings("elu", "elu_"), sided(_elu)),
-    **dict.fromkeys(_spellings("celu", "celu_"), sided(_celu)),
-    **dict.fromkeys(_spellings("selu", "selu_"), sided(_selu)),
+    **dict.fromkeys(_spellings("elu elu_"), sided(_elu)),
+    **dict.fromkeys(_spellings("celu celu_"), sided(_celu)),
+    **dict.fromkeys(_spellings("selu selu_"), sided(_selu)),
     **dict.fromkeys(_spellings("prelu"), sided(_prelu)),
-    **dict.fromkeys(_spellings("hardswish", "hardswish_"), composed(_hardswish)),
+    **dict.fromkeys(_spellings("hardswish hardswish_"), composed(_hardswish)),
     F.softsign: composed(_softsign),
     # the place of a maximum
     **_max_pools,
-    **dict.fromkeys(_spellings("max", "min", "median", "nanmedian"), indexed(1, default=None)),
-    **dict.fromkeys(_spellings("sort", "mode", "cummax", "cummin"), indexed(1)),
-    **dict.fromkeys(_spellings("topk", "kthvalue"), indexed(2)),
-    **dict.fromkeys(_spellings("amax", "amin"), REDUCED),
+    **dict.fromkeys(_spellings("max min median nanmedian"), indexed(1, default=None)),
+    **dict.fromkeys(_spellings("sort mode cummax cummin"), indexed(1)),
+    **dict.fromkeys(_spellings("topk kthvalue"), indexed(2)),
+    **dict.fromkeys(_spellings("amax amin"), REDUCED),
     # what autograd holds constant
     **dict.fromkeys(
-        _spellings(
-            *("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal"),
-            *("not_equal", "__gt__", "__ge__", "__lt__", "__le__", "__eq__", "__ne__", "equal", "allclose"),
-            *("isclose", "isnan", "isinf", "isfinite", "isposinf", "isneginf", "signbit", "is_nonzero"),
-            *("logical_not", "logical_and", "logical_or", "logical_xor", "argmax", "argmin", "argsort"),
-            *("nonzero", "argwhere", "count_nonzero", "unique", "unique_consecutive", "searchsorted"),
-            *("bucketize", "histc", "bincount", "floor_divide", "multinomial", "bernoulli", "all", "any"),
-            *("detach", "detach_copy", "item", "tolist", "__bool__", "__float__", "__int__", "__index__"),
-            *("long", "int", "short", "bool", "char", "byte", "__contains__", "numpy", "__array__"),
-        ),
+        _spellings("""
+            gt ge lt le eq ne greater greater_equal less less_equal not_equal __gt__
+            __ge__ __lt__ __le__ __eq__ __ne__ equal allclose isclose isnan isinf isfinite
+            isposinf isneginf signbit is_nonzero logical_not logical_and logical_or
+            logical_xor argmax argmin argsort nonzero argwhere count_nonzero unique
+            unique_consecutive searchsorted bucketize histc bincount floor_divide
+            multinomial bernoulli all any detach detach_copy item tolist __bool__
+            __float__ __int__ __index__ long int short bool char byte __contains__ numpy
+            __array__
+        """),
         CONSTANT,
     ),
-    torch.Tensor.data.__get__: CONSTANT,
-    **dict.fromkeys(_spellings("to", "type", "type_as"), CAST),
+    torch.Tensor.data.__get__: CONSTANT,  # type: ignore[attr-defined]
+    **dict.fromkeys(_spellings("to type type_as"), CAST),
     # losses and functions made of the above
     F.l1_loss: composed(losses.l1),
     F.smooth_l1_loss: composed(losses.smooth_l1),
@@ -151,24 +185,31 @@ KINKS: dict[Any, Rule] = {
     F.cosine_embedding_loss: composed(losses.cosine_embedding),
     **{
         f: opened(f)
-        for f in (F.gumbel_softmax, F.normalize, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d,
-                  F.triplet_margin_with_distance_loss, F.gaussian_nll_loss)
-    },  # fmt: skip
+        for f in (
+            F.gumbel_softmax,
+            F.normalize,
+            F.lp_pool1d,
+            F.lp_pool2d,
+            F.lp_pool3d,
+            F.triplet_margin_with_distance_loss,
+            F.gaussian_nll_loss,
+        )
+    },
     # kinks without a rule
     **dict.fromkeys(
-        _spellings(
-            *("aminmax", "msort", "copysign", "copysign_", "fmod", "fmod_", "remainder", "remainder_"),
-            *("quantile", "nanquantile", "rnn_relu", "rnn_relu_cell", "grid_sample"),
-            *("multilabel_margin_loss", "pdist", "renorm", "heaviside", "__mod__"),
-        ),
+        _spellings("""
+            aminmax msort copysign copysign_ fmod fmod_ remainder remainder_ quantile
+            nanquantile rnn_relu rnn_relu_cell grid_sample multilabel_margin_loss pdist
+            renorm heaviside __mod__
+        """),
         refused("has kinks"),
     ),
     **dict.fromkeys(
-        _spellings("norm", "vector_norm", "linalg_vector_norm"),
-        refused("with p below 2 has kinks", _odd_norm),
+        [*_spellings("norm vector_norm"), torch.linalg.vector_norm],
+        _norm_rule(),
     ),
     **dict.fromkeys(
-        _spellings("cdist", "pairwise_distance"),
+        _spellings("cdist pairwise_distance"),
         refused("with p below 2 has kinks", lambda a, b, p=2.0, *_, **__: p < 2),
     ),
     **dict.fromkeys(
@@ -180,8 +221,8 @@ KINKS: dict[Any, Rule] = {
 
 RANDOM = frozenset(
     _spellings(
-        *("multinomial", "bernoulli", "rrelu", "rrelu_"),
-        *(f"fractional_max_pool{n}d{form}" for n in (2, 3) for form in ("", "_with_indices")),
+        "multinomial bernoulli rrelu rrelu_ fractional_max_pool2d fractional_max_pool3d "
+        "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices"
     )
 )
 """Functions with a rule that consume random numbers, which a replay must skip."""

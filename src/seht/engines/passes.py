@@ -64,7 +64,7 @@ class Passes:
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
         self.weights = Weights(self.used)
-        if kept is not None and not kept.intact():
+        if kept is not None and not (kept.intact() and self._before_all(kept)):
             self.recorder.prefix = None
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -80,6 +80,12 @@ class Passes:
         roots, self.boundary.roots = self.boundary.roots, []
         return [self.loss, *roots]
 
+    def _before_all(self, prefix: Prefix) -> bool:
+        """Whether no drawn weight has a use in the prefix that the mode did not see."""
+        results = [t for t in prefix.results() if t.requires_grad]
+        drawn = {id(w) for w in self.used.values()}
+        return not any(id(leaf) in drawn for leaf in leaves_of(results, 0)[0])
+
     def _witness(self, since: int, buffers: BorrowedBuffers) -> Witness:
         own = buffers.clones()
         if self.boundary is not None:
@@ -90,7 +96,7 @@ class Passes:
         return mode if self.frozen else nullcontext()
 
     @contextmanager
-    def at(self, sigma: Directions | None, step: Tensor | None = None) -> Iterator[Any]:
+    def at(self, sigma: Directions | None, step: Tensor | float = 0.0) -> Iterator[Any]:
         """Run the closure at w + step * sigma and yield its output while the weights are there."""
         replayer = Replayer(self.recorder)
         replayer.aliases = self._stand_ins
@@ -155,8 +161,7 @@ def add(total: Gradient | None, part: Gradient, scale: Tensor | float) -> Gradie
     if total is None:
         return scaled
     return [
-        b if a is None else a if b is None else a.add_(b)
-        for a, b in zip_longest(total, scaled)
+        b if a is None else a if b is None else a.add_(b) for a, b in zip_longest(total, scaled)
     ]
 
 

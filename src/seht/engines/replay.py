@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
 from seht.engines.kinks import KINKS, RANDOM
@@ -58,7 +59,11 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         """Look the function up; most pass."""
         kwargs = kwargs or {}
-        if self.witness is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return self._call(func, args, kwargs)
+        if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
+            return func(*args, **kwargs)
+        if self.witness is None:
             return self._call(func, args, kwargs)
         self.witness.see(func, args, kwargs)
         out = self._call(func, args, kwargs)
@@ -106,9 +111,12 @@ class Prefix:
     def close(self, decisions: int, state: list[Tensor]) -> None:
         """A drawn weight was seen."""
         self.closed, self.decisions, self.state = True, decisions, state
-        self._versions = [
-            (out, out._version) for _, result in self.calls for out in _tensors(result)
-        ]
+        self._versions = [(out, out._version) for out in self.results()]
+
+    def results(self) -> Iterator[Tensor]:
+        """Every tensor that a call of the prefix returned."""
+        for _, out in self.calls:
+            yield from _tensors(out)
 
     def intact(self) -> bool:
         """Whether it was met at all, and nothing after it wrote into its results."""
@@ -170,7 +178,7 @@ class Recorder(_Mode):
         return out
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        target = kwargs.get("out", args[0] if args else None)
+        target: Any = kwargs.get("out", args[0] if args else None)
         version = target._version if isinstance(target, Tensor) else None
         out = func(*args, **kwargs)
         if version is not None and target._version != version:
@@ -232,7 +240,9 @@ class Replayer(_Mode):
             return self.aliases[id(out)][1]
         if isinstance(out, tuple) and any(isinstance(item, Tensor) for item in out):
             items = [self._stand_in(item) for item in out]
-            return type(out)(items) if type(out).__module__ == "torch.return_types" else tuple(items)
+            return (
+                type(out)(items) if type(out).__module__ == "torch.return_types" else tuple(items)
+            )
         if isinstance(out, list):
             return [self._stand_in(item) for item in out]
         return out
@@ -243,7 +253,7 @@ class Replayer(_Mode):
             return args[0]
         if out is not _WRITTEN:
             return out
-        target = kwargs.get("out", args[0] if args else None)
+        target: Any = kwargs.get("out", args[0] if args else None)
         if not isinstance(target, nn.Parameter):  # a moved weight stays where it was moved to
             target.copy_(kept[1])
         return target if kept[0] else None

@@ -64,15 +64,17 @@ def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any
     x = first(args, kwargs)
     y = func(*args, **kwargs)
     if y is x or mode.compact:
-        return y, (y is x, (y.detach() > 0).view(torch.int8), None)
-    return y, (False, y.detach(), y._version)
+        return y, (y is x, True, (y.detach() > 0).view(torch.int8), None)
+    # A compiler cannot trace version counters, and needs no such check: it has no in-place writes.
+    version = None if torch.compiler.is_compiling() else y._version
+    return y, (False, False, y.detach(), version)
 
 
 def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, (in_place, kept, version) = first(args, kwargs), decision
-    if version is None:
+    x, (in_place, masked, kept, version) = first(args, kwargs), decision
+    if masked:
         return x.mul_(kept) if in_place else x * kept
-    if kept._version != version:
+    if version is not None and kept._version != version:
         raise KinkError(
             "the output of relu was overwritten in place after it was computed, which autograd "
             "refuses too; use an out-of-place operation there"
@@ -252,7 +254,7 @@ CAST = Rule(_cast_record, _cast_replay)
 
 
 def composed(build: Callable[..., Any]) -> Rule:
-    """Run ``build`` instead, with the mode on, so that its parts are frozen each by its own rule."""
+    """Run ``build`` instead with the mode on: its parts are frozen, each by its own rule."""
 
     def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         with mode.inside():
@@ -268,7 +270,11 @@ def opened(function: Any) -> Rule:
     """A Python function of PyTorch, run so that the mode sees the calls inside it."""
     blind = {
         name: (lambda *_: False)
-        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+        for name in (
+            "has_torch_function",
+            "has_torch_function_unary",
+            "has_torch_function_variadic",
+        )
     }
     inner = types.FunctionType(
         function.__code__,
@@ -287,8 +293,8 @@ def refused(reason: str, when: Callable[..., bool] | None = None) -> Rule:
     def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if (when is None or when(*args, **kwargs)) and depends(args, kwargs):
             raise KinkError(
-                f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no rule "
-                "to freeze it; use engine='autograd', or teach it with seht.register_kink"
+                f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
+                "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"
             )
         return func(*args, **kwargs), None
 

@@ -28,7 +28,7 @@ class RandomState:
             self._own[id(generator)] = (generator, generator.get_state())
 
     def begin(self, state: list[Tensor]) -> None:
-        """Go back to the beginning of a pass: the global state given, own generators as first seen."""
+        """Go back to where a pass begins: the global state given, own generators as first seen."""
         self.write(state[: 1 + len(self._cuda)])
         for generator, first in self._own.values():
             generator.set_state(first)
@@ -82,13 +82,15 @@ class Weights:
         return kappa * torch.where(size > 0, size, 1.0) / norm(sigma[n] for n in self._weights)
 
     @contextmanager
-    def moved(self, sigma: Directions, step: Tensor) -> Iterator[None]:
+    def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
         """The weights are w + step * sigma while the block runs."""
         if not self._saved:
             self._saved = {name: w.detach().clone() for name, w in self._weights.items()}
         try:
             for name, w in self._weights.items():
-                torch.mul(sigma[name], step.to(w.dtype), out=w.data).add_(self._saved[name])
+                torch.mul(sigma[name], torch.as_tensor(step, dtype=w.dtype), out=w.data).add_(
+                    self._saved[name]
+                )
             yield
         finally:
             for name, w in self._weights.items():

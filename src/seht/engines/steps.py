@@ -1,9 +1,9 @@
 r"""The step of the difference engine: how large, and how good its answer is.
 
-A difference with step e has a truncation error :math:`T e^a` and a rounding error :math:`R / e^b`, and no one
-step suits all models. Comparing the gradients at e/2, e and 2e gives two equations for the two
-sizes, and with them the error at e and the best step. That is done on first use and every so
-often; in between the last answer holds.
+A difference with step e has a truncation error :math:`T e^a` and a rounding error
+:math:`R / e^b`, and no one step suits all models. Comparing the gradients at e/2, e and 2e gives
+two equations for the two sizes, and with them the error at e and the best step. That is done on
+first use and every so often; in between the last answer holds.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+r"""``kinks="free"``: the noise-stability objective, another penalty under its own name.
+
+.. math:: \tfrac12 (L(w + e\sigma) + L(w - e\sigma)), \qquad e = \sqrt{2\lambda}
+
+With decisions left free the step crosses the kinks, and the average over the noise is what is
+minimised: the noise-stability objective of arXiv 2306.08553, with :math:`\lambda = e^2/2`. On
+smooth networks it tends to :math:`L + \lambda\,\mathrm{tr}(H)` for small steps; on ReLU networks
+it is *not* an estimate of that, whatever the step. Two passes, no centre: buffers and aux are those
+of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from seht.engines.base import Estimate, Task, check_loss, report_unused, split
+from seht.engines.buffers import BorrowedBuffers
+from seht.engines.graph import handed_out, leaves_of, mark, quiet
+from seht.engines.passes import Gradient, add
+from seht.engines.replay import extra_run
+from seht.engines.state import RandomState, Weights
+
+
+def noise_stability(task: Task) -> Estimate:
+    """The mean of the loss at both sides of every probe, its gradient waiting."""
+    e = (2 * task.weight) ** 0.5
+    share = 1 / (2 * task.estimator.probes)
+    random, weights = RandomState(task.weights.values()), Weights(task.weights)
+    start = random.read()
+    leaves: list[Tensor] = []
+    total: Gradient | None = None
+    mean = trace = torch.zeros((), dtype=torch.float64)
+    output, end, commit = None, start, None
+    for sigma in task.probes():
+        for side in (e, -e):
+            random.begin(start)
+            buffers = BorrowedBuffers(task.model)
+            with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
+                since = mark()
+                with buffers:
+                    result = _run(task.closure, again=commit is not None)
+                loss = check_loss(split(result)[0])
+                if commit is None:
+                    output, commit, end = result, buffers.commit, random.read()
+                    leaves, _ = leaves_of([loss], since)
+                with quiet(leaves):
+                    part: Gradient = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+            along = sum(
+                (g * sigma[n]).sum().double()
+                for n, w in task.weights.items()
+                for leaf, g in zip(leaves, part, strict=True)
+                if leaf is w and g is not None
+            )
+            mean = mean + share * loss.detach().double()
+            trace = trace + task.estimator.scale * share * along / side
+            total = add(total, part, share)
+            random.write(end)
+    assert total is not None and commit is not None
+    reached = {id(leaf) for leaf in leaves}
+    unused = report_unused(task, [n for n, w in task.weights.items() if id(w) not in reached])
+    whole = handed_out(mean.to(loss.dtype), total, leaves)
+    centre = mean - task.weight * trace
+    return Estimate(centre, trace, output, unused, total=whole, commit=commit)
+
+
+def _run(closure: Callable[[], object], *, again: bool) -> object:
+    if not again:
+        return closure()
+    with extra_run():
+        return closure()

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+
+@dataclass
+class _Loan:
+    holder: dict[str, Tensor | None]
+    name: str
+    original: Tensor
+    clone: Tensor
+    version: int
+    left: Tensor | None = None
+    """What the module held when the block ended."""
 
 
 class BorrowedBuffers:
@@ -13,51 +28,71 @@ class BorrowedBuffers:
     Nothing is written into an original while a pass runs, so that a failure leaves the model as it
     was, a pending backward finds the values it saved, and several passes can start from the same
     values. What a pass wrote is taken over by :meth:`commit`, once it is known to be wanted.
+
+    A module that the closure calls beside the model (a second network with BatchNorm) is found when
+    it is called and treated the same, unless this process compiles (``torch.compile``): then make
+    it a part of the model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._loans: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor, int]] = []
-        self._written: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor | None]] = []
+    def __init__(self, model: nn.Module, others: Iterable[nn.Module] = ()) -> None:
+        self._roots = [model, *others]
+        self._known: set[int] = set()
+        self._clones: dict[int, Tensor] = {}
+        self._loans: list[_Loan] = []
+        self.clones: set[int] = set()
+        """The identities of what the modules hold while the block runs; it may grow."""
+        self.others: list[nn.Module] = list(others)
+        """Modules met beside the model."""
 
     def __enter__(self) -> BorrowedBuffers:
-        clones: dict[int, Tensor] = {}
-        for module in self._model.modules():
-            for name, original in module._buffers.items():
-                if original is not None:
-                    if id(original) not in clones:
-                        clones[id(original)] = original.clone()
-                    clone = clones[id(original)]
-                    self._loans.append((module._buffers, name, original, clone, clone._version))
-        for holder, name, _, clone, _ in self._loans:
-            holder[name] = clone
+        for root in self._roots:
+            self._adopt(root)
+        # Compiled code guards on global hooks: with one it would be compiled anew each time.
+        self._hook = None if _compiles() else register_module_forward_pre_hook(self._meet)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for holder, name, original, clone, version in self._loans:
-            current = holder.get(name)
-            holder[name] = original
-            # Fused kernels write statistics past the version counter.
-            if current is not clone or clone._version != version or clone.is_floating_point():
-                self._written.append((holder, name, original, current))
-        self._loans = [(*loan[:4], -1) for loan in self._loans]
-
-    def clones(self) -> set[int]:
-        """The identities of what the modules hold while the block runs."""
-        return {id(clone) for _, _, _, clone, _ in self._loans}
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        for loan in self._loans:
+            loan.left = loan.holder.get(loan.name)
+            loan.holder[loan.name] = loan.original
 
     def commit(self) -> None:
         """Take over what the pass wrote: in place, or as a new tensor where it assigned one."""
-        clones = {id(clone) for _, _, _, clone, _ in self._loans}
-        for holder, name, original, current in self._written:
-            if current is not None and id(current) in clones:
-                original.data.copy_(current)
-            else:
-                holder[name] = current
-        self._written.clear()
+        for loan in self._loans:
+            if loan.left is not loan.clone:
+                loan.holder[loan.name] = loan.left
+            elif loan.clone._version != loan.version or loan.clone.is_floating_point():
+                # Fused kernels write statistics past the version counter.
+                loan.original.data.copy_(loan.clone)
         self._loans.clear()
+
+    def _meet(self, module: nn.Module, inputs: object) -> None:
+        if id(module) not in self._known:
+            self.others.append(module)
+            self._adopt(module)
+
+    def _adopt(self, root: nn.Module) -> None:
+        with torch._C.DisableTorchFunction():  # our own operations are none of the closure's
+            for module in root.modules():
+                if id(module) in self._known:
+                    continue
+                self._known.add(id(module))
+                for name, original in module._buffers.items():
+                    if original is None:
+                        continue
+                    if id(original) not in self._clones:
+                        self._clones[id(original)] = original.clone()
+                    clone = self._clones[id(original)]
+                    self._loans.append(
+                        _Loan(module._buffers, name, original, clone, clone._version)
+                    )
+                    module._buffers[name] = clone
+                    self.clones.add(id(clone))
+
+
+def _compiles() -> bool:
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", {})
+    return any(backend is not None for backend in backends.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
@@ -34,10 +34,11 @@ def noise_stability(task: Task) -> Estimate:
     total: Gradient | None = None
     mean = trace = torch.zeros((), dtype=torch.float64)
     output, end, commit = None, start, None
+    others: list[nn.Module] = []
     for sigma in task.probes():
         for side in (e, -e):
             random.begin(start)
-            buffers = BorrowedBuffers(task.model)
+            buffers = BorrowedBuffers(task.model, others)
             with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
                 since = mark()
                 with buffers:
@@ -45,6 +46,7 @@ def noise_stability(task: Task) -> Estimate:
                 loss = check_loss(split(result)[0])
                 if commit is None:
                     output, commit, end = result, buffers.commit, random.read()
+                    others = buffers.others
                     leaves, _ = leaves_of([loss], since)
                 with quiet(leaves):
                     part: Gradient = list(torch.autograd.grad(loss, leaves, allow_unused=True))

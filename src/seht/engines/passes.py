@@ -87,7 +87,7 @@ class Passes:
         return not any(id(leaf) in drawn for leaf in leaves_of(results, 0)[0])
 
     def _witness(self, since: int, buffers: BorrowedBuffers) -> Witness:
-        own = buffers.clones()
+        own = buffers.clones
         if self.boundary is not None:
             self.boundary.made = own
         return Witness(since, own, before=self.recorder.witness)
@@ -103,7 +103,7 @@ class Passes:
         self.random.begin(self.start)
         try:
             with self.weights.moved(sigma, step) if sigma is not None else nullcontext():
-                with BorrowedBuffers(self.task.model) as buffers:
+                with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
                     with self.boundary or nullcontext(), self._mode(replayer), extra_run():

@@ -24,7 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.base import Directions, Estimate, Task, check_loss, dot, report_unused, split
+from seht.engines.base import (
+    Directions,
+    Estimate,
+    Task,
+    check_loss,
+    dot,
+    refuse_scripted,
+    report_unused,
+    split,
+)
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
@@ -38,7 +47,8 @@ class AutogradEngine:
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
-        refuse_opaque(task.model)
+        refuse_scripted(task.model, self.name)
+        refuse_compiled(task.model)
         buffers = BorrowedBuffers(task.model)
         boundary = Boundary(task) if task.curvature == "ggn" else None
         with torch.inference_mode(False), torch.enable_grad(), buffers:
@@ -143,18 +153,13 @@ def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, 
     return trace * (task.estimator.scale / task.estimator.probes), unused
 
 
-def refuse_opaque(model: nn.Module) -> None:
-    """Compiled and scripted code hides its operators, so that none could be made safe."""
+def refuse_compiled(model: nn.Module) -> None:
+    """Compiled code has no double backward."""
     for name, module in model.named_modules():
-        where = f"module {name!r}" if name else "the model"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise RuntimeError(
-                f"{where} is scripted, which hides its operators from engine='autograd'; "
-                "pass the module as it was before torch.jit"
-            )
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or type(module).__name__ == "OptimizedModule":
             raise RuntimeError(
-                f"{where} is compiled, and torch.compile has no double backward, which "
-                "engine='autograd' needs; pass the uncompiled module, or use engine='difference'"
+                f"{'module ' + repr(name) if name else 'the model'} is compiled, and torch.compile "
+                "has no double backward, which engine='autograd' needs; pass the uncompiled "
+                "module, or use engine='difference'"
             )

@@ -137,6 +137,16 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
     return loss
 
 
+def refuse_scripted(model: nn.Module, engine: str) -> None:
+    """Scripted code hides its operators: they can neither be made safe nor frozen."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RuntimeError(
+                f"{'module ' + repr(name) if name else 'the model'} is scripted, which hides its "
+                f"operators from engine={engine!r}; pass the module as it was before torch.jit"
+            )
+
+
 def report_unused(task: Task, unused: list[str]) -> tuple[str, ...]:
     """Unused tensors count as zero, unless the user named them: then it is likely a mistake."""
     for name in unused:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.base import Directions, Estimate, Task
+from seht.engines.base import Directions, Estimate, Task, refuse_scripted
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored, handed_out
@@ -52,6 +52,7 @@ class DifferenceEngine:
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
+        refuse_scripted(task.model, self.name)
         free = self.kinks == "free"
         if free and task.curvature != "hessian":
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")

@@ -22,6 +22,7 @@ from seht.engines.rules import (
     CAST,
     CONSTANT,
     LINEAR,
+    PADDED,
     REDUCED,
     RELU,
     Rule,
@@ -120,12 +121,6 @@ def _norm_rule() -> Rule:
     return Rule(record, replay, taped=False)
 
 
-def _has_max_norm(
-    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
-) -> bool:
-    return max_norm is not None
-
-
 def _bag_kink(
     input: Any, weight: Any, offsets: Any = None, max_norm: Any = None, norm_type: Any = 2.0,
     scale_grad_by_freq: Any = False, mode: str = "mean", *_: Any, **__: Any,
@@ -215,7 +210,7 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         _spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
     ),
-    F.embedding: refused("with max_norm rewrites its weights in every pass", _has_max_norm),
+    F.embedding: PADDED,
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),
 }
 

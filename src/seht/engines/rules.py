@@ -250,6 +250,29 @@ CAST = Rule(_cast_record, _cast_replay)
 """Constant where the result is integer or boolean."""
 
 
+def _padded_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
+    if kwargs.get("max_norm", args[3] if len(args) > 3 else None) is not None:
+        raise KinkError(
+            "embedding with max_norm rewrites its weights in every pass, which the difference "
+            "engine cannot freeze; normalise the weights before the closure"
+        )
+    row = None if padding is None else (padding % len(weight), weight[padding].detach().clone())
+    return func(*args, **kwargs), row
+
+
+def _padded_replay(mode: Any, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    if row is None:
+        return out
+    return torch.where((first(args, kwargs) == row[0]).unsqueeze(-1), row[1], out)
+
+
+PADDED = Rule(_padded_record, _padded_replay)
+"""Embeddings: to autograd the row of ``padding_idx`` is a constant."""
+
+
 # --- functions made of others ---------------------------------------------------------------------
 
 

@@ -4,6 +4,12 @@
 >>> loss = penalty(lambda: F.cross_entropy(model(x), y))        # doctest: +SKIP
 """
 
+from seht.check import CheckReport, check
+from seht.engines.boundary import boundary
+from seht.engines.kinks import register_kink
+from seht.engines.replay import replaying
+from seht.engines.rules import KinkError
+from seht.engines.witness import UnrepeatableError
 from seht.estimators import Estimator, SehtD, SehtH
 from seht.functional import exact_trace, hessian_trace, loss_and_trace
 from seht.guards import PenaltyWarning
@@ -12,14 +18,21 @@ from seht.penalty import HessianTrace, NonFiniteError, StepRecord
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckReport",
     "Estimator",
     "HessianTrace",
+    "KinkError",
     "NonFiniteError",
     "PenaltyWarning",
     "SehtD",
     "SehtH",
     "StepRecord",
+    "UnrepeatableError",
+    "boundary",
+    "check",
     "exact_trace",
     "hessian_trace",
     "loss_and_trace",
+    "register_kink",
+    "replaying",
 ]

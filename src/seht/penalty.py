@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from seht.engines import make_engine
 from seht.engines.base import Closure, Estimate, Task, check_loss, split
 from seht.engines.state import RandomState
 from seht.estimators import Estimator
-from seht.guards import Guard, PenaltyWarning
+from seht.guards import Guard, warn
 
 
 class NonFiniteError(RuntimeError):
@@ -68,7 +67,8 @@ class HessianTrace:
     Args:
         model: the module whose weights are probed.
         weight: :math:`\lambda`, or a function of the step.
-        estimator: ``"seht-h"`` (default), ``"seht-d"``, or an object such as ``seht.SehtD(prob=0.01)``.
+        estimator: ``"seht-h"`` (default), ``"seht-d"``, or an object such as
+            ``seht.SehtD(prob=0.01)``.
         curvature: ``"hessian"``, or ``"ggn"`` for the trace of the Gauss-Newton part
             :math:`J^T H_{out} J`: two plain steps, never negative where the loss is convex in the
             outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
@@ -87,7 +87,8 @@ class HessianTrace:
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
         options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
             ``distribution``; and the difference engine's: ``kappa`` (the relative step, adapted if
-            not given), ``two_sided`` (a second-order ``"ggn"``).
+            not given), ``two_sided`` (a second-order ``"ggn"``), ``kinks="free"`` (the
+            noise-stability objective instead, see :mod:`seht.engines.free`).
     """
 
     def __init__(
@@ -111,8 +112,6 @@ class HessianTrace:
     ) -> None:
         functional.check_arguments(model, lambda: None)
         functional.check_curvature(curvature)
-        if not callable(weight):
-            _check_weight(weight)
         for name, value, least in (
             ("every", every, 1),
             ("warmup", warmup, 0),
@@ -127,7 +126,7 @@ class HessianTrace:
         if params is not None and not callable(params) and not isinstance(params, str):
             params = tuple(params)  # a generator would be empty at the second step
         self.model = model
-        self.weight = weight
+        self.weight = weight if callable(weight) else _check_weight(weight)
         own, engine_options = functional.split_options(options)
         self.estimator = estimators.make(estimator, own)
         self.curvature = curvature
@@ -181,6 +180,7 @@ class HessianTrace:
             functional.check_arguments(self.model, on)
         if not torch.is_grad_enabled():
             return closure()
+        self._lean_loss = None
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
         weight = self._weight_in_force(base, step)
@@ -243,7 +243,8 @@ class HessianTrace:
             self._last, self._plain_loss = StepRecord(step, value), None
         else:
             self._last = StepRecord(step, math.nan)
-            self._plain_loss = loss.detach() if isinstance(loss, Tensor) else None
+            one = isinstance(loss, Tensor) and loss.numel() == 1
+            self._plain_loss = loss.detach() if one else None
         return output
 
     def _penalise(self, task: Task, estimate: Estimate, step: int) -> Any:
@@ -291,11 +292,9 @@ class HessianTrace:
             )
         if not self._warned_nonfinite:
             self._warned_nonfinite = True
-            warnings.warn(
+            warn(
                 f"seht: the trace estimate is {trace} at step {step}; the penalty is left out on "
-                "such steps (on_nonfinite='skip')",
-                PenaltyWarning,
-                stacklevel=4,
+                "such steps (on_nonfinite='skip')"
             )
 
     def _base_weight(self, step: int) -> float:

@@ -25,14 +25,16 @@ from torch.overrides import TorchFunctionMode
 
 
 def normalise(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    r""":math:`(x - \mu) / \sqrt{\sigma^2 + \epsilon}` over ``dims``; also mean and (biased) variance."""
+    r""":math:`(x - \mu) / \sqrt{\sigma^2 + \epsilon}` over ``dims``, mean and biased variance."""
     mean = x.mean(dims, keepdim=True)
     centred = x - mean
     var = (centred * centred).mean(dims, keepdim=True)
     return centred * (var + eps).rsqrt(), mean, var
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+def _affine(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]
+) -> Tensor:
     if weight is not None:
         x = x * weight.view(shape)
     return x if bias is None else x + bias.view(shape)
@@ -60,7 +62,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``F.batch_norm``; running statistics are moved as the fused operator moves them."""
-    channels = (1, -1) + (1,) * (input.dim() - 2)
+    channels = (1, input.shape[1]) + (1,) * (input.dim() - 2)
     x = _wide(input)
     if training:
         dims = (0, *range(2, input.dim()))
@@ -93,11 +95,13 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = tuple(range(2, input.dim()))
-    count = input[0, 0].numel()
+    count = input.shape[2:].numel()
+    if count <= 1:
+        raise ValueError(f"instance norm needs more than one spatial element, got {input.shape}")
     x, mean, var = normalise(_wide(input), dims, eps)
     _update(running_mean, mean.mean(0).flatten(), momentum)
-    _update(running_var, var.mean(0).flatten() * (count / max(count - 1, 1)), momentum)
-    return _affine(x, weight, bias, (1, -1) + (1,) * len(dims)).to(input.dtype)
+    _update(running_var, var.mean(0).flatten() * (count / (count - 1)), momentum)
+    return _affine(x, weight, bias, (1, input.shape[1]) + (1,) * len(dims)).to(input.dtype)
 
 
 def layer_norm(
@@ -109,13 +113,16 @@ def layer_norm(
 ) -> Tensor:
     """``F.layer_norm``."""
     shape = tuple(normalized_shape)
+    if input.shape[-len(shape) :] != shape:
+        raise ValueError(f"layer norm over {shape} does not fit an input of {input.shape}")
     x, _, _ = normalise(_wide(input), tuple(range(-len(shape), 0)), eps)
     return _affine(x, weight, bias, shape).to(input.dtype)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """``torch._weight_norm``: ``g * v / |v|``, the norm over every axis but ``dim``."""
-    axes = tuple(range(v.dim())) if dim == -1 else tuple(i for i in range(v.dim()) if i != dim)
+    kept = None if dim == -1 else dim % v.dim()  # -1 is PyTorch's word for "the whole norm"
+    axes = tuple(i for i in range(v.dim()) if i != kept)
     return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
 
 

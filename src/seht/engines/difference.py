@@ -66,7 +66,8 @@ class DifferenceEngine:
                 return noise_stability(task)
             watch = watch and not free and self.steps.due
             prefix = not watch and not free and _pays(task)
-            lean = lean and not prefix  # a shared prefix needs the centre's graph
+            # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
+            lean = lean and not prefix and not task.skip
             passes = Passes(
                 task,
                 lean=lean,
@@ -94,8 +95,8 @@ class DifferenceEngine:
 
     def _learn(self, seen: list[float], orders: tuple[float, float] | None) -> float | None:
         if orders is not None:
-            small, large, size = seen
-            self.steps.learn(small, large, size, *orders)
+            small, large, size, share = seen
+            self.steps.learn(small, large, size, *orders, share)
         self.steps.uses += 1
         return self.steps.error
 
@@ -150,7 +151,7 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
 
 
 def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | None) -> list[Tensor]:
-    """Distances of the gradients at (e/2, e) and (e, 2e), and their size."""
+    """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
     assert centre is not None
     middle = sketch(centre)
     found = []
@@ -159,4 +160,5 @@ def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | No
         both = sketch(passes.gradient(sigma, step)) + sketch(passes.gradient(sigma, -step))
         found.append((both - 2 * middle) / step**2)
     half, one, two = found
-    return [(half - one).norm(), (one - two).norm(), one.norm()]
+    share = passes.task.weight * one.norm() / middle.norm()
+    return [(half - one).norm(), (one - two).norm(), one.norm(), share]

@@ -117,10 +117,14 @@ def _compare(
     z: list[Tensor],
     two_sided: bool,
 ) -> list[Tensor]:
-    """Distances of the gradients at (e/2, e) and (e, 2e), and their size."""
+    """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
     found = []
     for factor in (0.5, 1.0, 2.0):
         _, part, pulls = _probe(passes, sigma, factor * e, gradient, z, two_sided)
         found.append(sketch(add(part, passes.pull_centre(z, pulls), 1.0)))
     half, one, two = found
-    return [(half - one).norm(), (one - two).norm(), one.norm()]
+    slopes = [
+        torch.zeros_like(p) if g is None else g.detach() for p, g in zip(z, gradient, strict=True)
+    ]
+    share = passes.task.weight * one.norm() / sketch(passes.pull_centre(z, slopes)).norm()
+    return [(half - one).norm(), (one - two).norm(), one.norm(), share]

@@ -214,6 +214,9 @@ KINKS: dict[Any, Rule] = {
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),
 }
 
+DETACH = frozenset([*_spellings("detach to"), torch.Tensor.data.__get__])  # type: ignore[attr-defined]
+"""Functions that only take a tensor out of the graph, or cast it."""
+
 RANDOM = frozenset(
     _spellings(
         "multinomial bernoulli rrelu rrelu_ fractional_max_pool2d fractional_max_pool3d "

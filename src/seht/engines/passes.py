@@ -63,6 +63,8 @@ class Passes:
         reached = {id(leaf) for leaf in self.leaves}
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
+        if not task.differentiable:  # the value needs no other gradient
+            self.leaves = list(self.used.values())
         self.weights = Weights(self.used)
         if kept is not None and not (kept.intact() and self._before_all(kept)):
             self.recorder.prefix = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
-from seht.engines.kinks import KINKS, RANDOM
+from seht.engines.kinks import DETACH, KINKS, RANDOM
 from seht.engines.rules import KinkError, depends
 from seht.engines.state import RandomState
 from seht.engines.witness import Witness, name, unrepeatable
@@ -163,7 +163,7 @@ class Recorder(_Mode):
         if self.constant:
             return self._constant(func, args, kwargs)
         rule = KINKS.get(func)
-        if rule is None or (rule.taped and not depends(args, kwargs)):
+        if rule is None or (rule.taped and not depends(args, kwargs)) or _idle(func):
             return func(*args, **kwargs)
         if rule.taped and not torch.is_grad_enabled():
             # The user's no_grad is handled above: this is the forward of a custom Function.
@@ -218,7 +218,7 @@ class Replayer(_Mode):
         if self.constant:
             return self._constant(func, args, kwargs)
         rule = KINKS.get(func)
-        if rule is None or (rule.taped and not depends(args, kwargs)):
+        if rule is None or (rule.taped and not depends(args, kwargs)) or _idle(func):
             return func(*args, **kwargs)
         decision = self._take(func) if rule.taped else None
         return rule.replay(self, decision, func, args, kwargs)
@@ -276,6 +276,11 @@ class Replayer(_Mode):
         if self.witness is not None:
             self.witness.finish()
             self.witness.compare_values()
+
+
+def _idle(func: Any) -> bool:
+    """A detach in the forward of a custom Function, where nothing is tracked anyway."""
+    return func in DETACH and not torch.is_grad_enabled()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ START = {
 _GOOD = 2e-3  # below this error the step is left alone
 _BAD = 0.1  # above this one the user hears of it
 _GAP = 512  # steps between checks, in the long run
+_MOVES = 4  # quick looks at a step that was just changed
 
 
 @dataclass
@@ -39,6 +40,7 @@ class StepControl:
     uses: int = 0
     next_check: int = 0
     gap: int = 8
+    moves: int = 0
     warned: bool = False
 
     def start(self, curvature: str, dtype: torch.dtype) -> float:
@@ -57,13 +59,19 @@ class StepControl:
         """Whether this use should compare steps."""
         return self.uses >= self.next_check
 
-    def learn(self, small: float, large: float, size: float, a: float, b: float) -> None:
+    def learn(
+        self, small: float, large: float, size: float, a: float, b: float, share: float = math.inf
+    ) -> None:
         """Take in a check: the distances of the gradients at (e/2, e) and (e, 2e), and their size.
+
+        ``share`` is the penalty's gradient over the loss's: where the one is nothing beside the
+        other (a quadratic loss: the trace does not change at all), its error is no news.
 
         With u = (T e^a)^2 and r = (R / e^b)^2 the squared distances are
         ``(1 - 2^-a)^2 u + (4^b + 1) r`` and ``(2^a - 1)^2 u + (1 + 4^-b) r``.
         """
         if not all(map(math.isfinite, (small, large, size))) or size == 0:
+            self._wait()
             return
         m11, m12 = (1 - 2.0**-a) ** 2, 4.0**b + 1
         m21, m22 = (2.0**a - 1) ** 2, 1 + 4.0**-b
@@ -85,11 +93,18 @@ class StepControl:
             truncation *= factor ** (2 * a)
             rounding /= factor ** (2 * b)
             self.error = math.sqrt(truncation + rounding)
-        self.gap = 1 if changed else min(_GAP, max(8, 2 * self.gap))
-        self.next_check = self.uses + self.gap
-        if self.error > _BAD and not changed and not self.warned:
+        if changed and self.moves < _MOVES:
+            self.gap, self.moves = 1, self.moves + 1  # look at the new step at once
+            self.next_check = self.uses + 1
+        else:
+            self._wait()
+        if self.error > _BAD and self.gap > 1 and self.error * share > _GOOD and not self.warned:
             self.warned = True
             self._warn(rounding > truncation)
+
+    def _wait(self) -> None:
+        self.gap = min(_GAP, max(8, 2 * self.gap))
+        self.next_check = self.uses + self.gap
 
     def _warn(self, rounding: bool) -> None:
         cause, fix = (

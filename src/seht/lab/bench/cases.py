@@ -1,0 +1,213 @@
+"""The networks of the benchmark, each with a batch of made-up data that can be learnt."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seht.lab import models
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Problem:
+    """A model on one batch: what a row is run on."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    axis: int
+    """Where the examples lie: 0 for images, 1 for text of shape (time, batch)."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The model's predictions, one row for each target."""
+        z = self.model(x)
+        z = z[0] if isinstance(z, tuple) else z  # language models return their state too
+        return z.flatten(0, -2)
+
+    def closure(self) -> Tensor:
+        """The loss of the batch."""
+        return F.cross_entropy(self.logits(self.x), self.y.flatten())
+
+    def quarter(self, seed: int) -> Callable[[], Tensor]:
+        """The loss of a random quarter of the batch."""
+        count = self.x.shape[self.axis]
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        chosen = order[: max(1, count // 4)]
+        x, y = self.x.index_select(self.axis, chosen), self.y.index_select(self.axis, chosen)
+        return lambda: F.cross_entropy(self.logits(x), y.flatten())
+
+    def double(self) -> Problem:
+        """A copy in float64."""
+        x = self.x.double() if self.x.is_floating_point() else self.x
+        return replace(self, model=copy.deepcopy(self.model).double(), x=x)
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+def images(count: int, classes: int, channels: int, size: int, draw: torch.Generator) -> Batch:
+    """A smooth pattern for each class, under noise: real examples share structure, too."""
+    fixed = torch.Generator().manual_seed(0)
+    patterns = F.interpolate(
+        torch.randn(classes, channels, 4, 4, generator=fixed), size=(size, size), mode="bilinear"
+    )
+    y = torch.randint(classes, (count,), generator=draw)
+    return patterns[y] + torch.randn(count, channels, size, size, generator=draw), y
+
+
+def text(count: int, words: int, length: int, draw: torch.Generator) -> Batch:
+    """Half of the words follow from the one before, the others are drawn, frequent ones first."""
+    rare = torch.rand(length + 1, count, generator=draw)
+    tokens = (words * rare**3).long().clamp(max=words - 1)
+    follows = torch.rand(length + 1, count, generator=draw) < 0.5
+    for t in range(1, length + 1):
+        tokens[t] = torch.where(follows[t], (7 * tokens[t - 1] + 3) % words, tokens[t])
+    return tokens[:-1], tokens[1:]
+
+
+# --- cases ------------------------------------------------------------------------------------
+
+Sizes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network in several sizes."""
+
+    title: str
+    build: Callable[..., nn.Module]
+    """Takes the sizes that are the model's."""
+    data: Callable[..., Batch]
+    """Takes batch, generator and the sizes that are the data's."""
+    axis: int
+    sizes: dict[str, tuple[Sizes, Sizes, int]]
+    """By scale: the model's sizes, the data's, the batch."""
+    compiled: bool = False
+    """Whether the benchmark also runs it under ``torch.compile``."""
+
+    def describe(self, scale: str) -> str:
+        """The sizes in words."""
+        model, data, batch = self.sizes[scale]
+        parts = [f"{name} {value}" for name, value in {**model, **data}.items()]
+        return ", ".join([*parts, f"batch {batch}"])
+
+    def problem(self, scale: str, *, train: int = 0, dropout: bool = True) -> Problem:
+        """The model of that size on a batch, after ``train`` steps on other batches."""
+        options, data, batch = self.sizes[scale]
+        torch.manual_seed(0)
+        model = self.build(**options).train()
+        draw = torch.Generator().manual_seed(1)
+        if not dropout:
+            _no_dropout(model)
+        problem = Problem(model, *self.data(batch, draw, **data), self.axis)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(train):
+            other = replace(problem)
+            other.x, other.y = self.data(batch, draw, **data)
+            adam.zero_grad()
+            other.closure().backward()
+            adam.step()
+        model.zero_grad()
+        return problem
+
+
+def _no_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+
+
+def _images(channels: int, size: int) -> Callable[..., Batch]:
+    return lambda batch, draw: images(batch, 10, channels, size, draw)
+
+
+def _text(batch: int, draw: torch.Generator, *, vocabulary: int, length: int) -> Batch:
+    return text(batch, vocabulary, length, draw)
+
+
+def _wide(**sizes: Any) -> nn.Module:
+    return models.WideResNet(classes=10, **sizes)
+
+
+def _lstm(**sizes: Any) -> nn.Module:
+    return models.RecurrentLM("lstm", embedding=sizes["hidden"], **sizes)
+
+
+def _mlp(width: int) -> nn.Module:
+    return models.MLP(28 * 28, width, width, 10)
+
+
+def _lm(words: int, length: int, batch: int, **model: Any) -> tuple[Sizes, Sizes, int]:
+    return {"vocabulary": words, **model}, {"vocabulary": words, "length": length}, batch
+
+
+_WIDTH = {"full": 64, "medium": 32, "small": 8, "tiny": 4}
+
+CASES: dict[str, Case] = {
+    "resnet18": Case(
+        "ResNet-18",
+        models.resnet18,
+        _images(3, 32),
+        0,
+        {scale: ({"width": width}, {}, 32) for scale, width in _WIDTH.items()},
+        compiled=True,
+    ),
+    "wrn": Case(
+        "Wide ResNet",
+        _wide,
+        _images(3, 32),
+        0,
+        {
+            "full": ({"depth": 16, "factor": 4}, {}, 16),
+            "medium": ({"depth": 16, "factor": 2}, {}, 16),
+            "small": ({"depth": 10, "factor": 1}, {}, 32),
+            "tiny": ({"depth": 10, "factor": 1, "width": 4}, {}, 8),
+        },
+    ),
+    "lstm": Case(
+        "2-layer LSTM language model",
+        _lstm,
+        _text,
+        1,
+        {
+            "full": _lm(5000, 35, 20, hidden=256, dropout=0.5),
+            "medium": _lm(1000, 35, 20, hidden=128),
+            "small": _lm(200, 20, 20, hidden=48),
+            "tiny": _lm(20, 6, 8, hidden=8),
+        },
+    ),
+    "gpt": Case(
+        "small GPT",
+        models.GPT,
+        _text,
+        1,
+        {
+            "full": _lm(256, 128, 8, context=128, width=128, layers=4),
+            "medium": _lm(256, 64, 8, context=64, width=64, layers=3),
+            "small": _lm(64, 32, 8, context=32, width=32, layers=2),
+            "tiny": _lm(16, 8, 4, context=8, width=8, layers=1, heads=2),
+        },
+    ),
+    "mlp": Case(
+        "MLP",
+        _mlp,
+        _images(1, 28),
+        0,
+        {
+            "full": ({"width": 512}, {}, 128),
+            "medium": ({"width": 256}, {}, 128),
+            "small": ({"width": 48}, {}, 128),
+            "tiny": ({"width": 6}, {}, 16),
+        },
+    ),
+}

@@ -1,0 +1,69 @@
+"""The command ``seht bench``: run, print, and write what was asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seht.estimators import unknown
+from seht.lab.bench import plot, report
+from seht.lab.bench.cases import CASES
+from seht.lab.bench.results import FAST, FULL, Settings
+from seht.lab.bench.run import bench
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was asked for; ``ValueError`` at once, not after an hour, if it cannot be done."""
+
+    models: Sequence[str] | None = None
+    fast: bool = False
+    repeats: int | None = None
+    json: str | None = None
+    plot: str | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.models or ():
+            if name not in CASES:
+                raise ValueError(unknown("model", name, CASES))
+        if self.repeats is not None and self.repeats < 1:
+            raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
+        for file in (self.json, self.plot, self.out):
+            if file is not None and not Path(file).absolute().parent.is_dir():
+                raise ValueError(f"cannot write {file!r}: there is no such directory")
+        if self.plot is not None:
+            plot.require()
+
+    @property
+    def settings(self) -> Settings:
+        """The preset, with the rounds that were asked for."""
+        preset = FAST if self.fast else FULL
+        if self.repeats is None:
+            return preset
+        slow = min(self.repeats, preset.slow_rounds)
+        return replace(preset, rounds=self.repeats, slow_rounds=slow)
+
+    def run(self, settings: Settings | None = None) -> None:
+        """Measure, print the Markdown report, write the files."""
+        settings = settings or self.settings
+        start = time.perf_counter()
+        about = report.machine(settings.threads)
+        results = bench(self.models, settings)
+        seconds = time.perf_counter() - start
+        if self.json is not None:
+            Path(self.json).write_text(report.to_json(results, settings, about) + "\n")
+        picture = self.plot
+        if self.plot is not None:
+            plot.draw(results, self.plot)
+            if self.out is not None:
+                picture = os.path.relpath(self.plot, Path(self.out).absolute().parent)
+        text = report.to_markdown(results, settings, about, seconds=seconds, plot=picture)
+        if self.out is not None:
+            Path(self.out).write_text(text)
+        print(text, end="")
+        print(f"{seconds:.0f} s", file=sys.stderr)

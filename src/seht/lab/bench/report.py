@@ -1,0 +1,213 @@
+"""The findings as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+import seht
+from seht.lab.bench.results import CaseResult, RowResult, Settings
+
+GOALS: list[tuple[str, str, str, float]] = [
+    ("resnet18", "hessian/lean", "ratio", 3.15),
+    ("resnet18", "hessian/scalar", "ratio", 3.25),
+    ("resnet18", "ggn/lean", "ratio", 2.5),
+    ("resnet18", "ggn/scalar", "ratio", 2.15),
+    ("resnet18", "hessian/five", "ratio", 11.5),
+    ("resnet18", "hessian/d0.01", "ratio", 1.3),
+    ("resnet18", "hessian/d0.05", "ratio", 2.05),
+    ("resnet18", "hessian/lean", "memory", 1.3),
+    ("resnet18", "hessian/scalar", "memory", 2.1),
+    ("resnet18", "ggn/scalar", "memory", 2.0),
+    ("resnet18", "hessian/scalar", "compiled", 3.3),
+    ("lstm", "hessian/scalar", "ratio", 3.2),
+    ("lstm", "ggn/scalar", "ratio", 2.4),
+    ("gpt", "hessian/scalar", "ratio", 3.25),
+    ("gpt", "ggn/scalar", "ratio", 2.3),
+]
+"""Model, row, what is measured, and the most it should be."""
+
+HOW = """\
+Time and memory are those of a whole training step (zero_grad, forward, backward, SGD with
+momentum), in plain steps of the same model.
+
+- **limit**: the passes alone, in plain steps.
+- **time**: every timed step stands between two plain ones, whose mean it is divided by; the median
+  over rounds and the quartiles. SEHT-D differs from step to step: undrawn steps and steps drawn
+  evenly over the order of their first layer, weighted by their probability, and the mean over
+  rounds. The row of the plain step shows what two equal things differ by. The engine's own checks
+  are not in it; the notes say what they cost.
+- **memory**: the peak above the level at which model and batch are ready, each row in a process of
+  its own; in brackets with one of the engine's checks.
+- **error**: relative L2 distance of the penalty's gradient, over all parameters, from that of the
+  same draw on a float64 copy of the model (`kinks="free"`: from that of tr(H), which it is not);
+  the median of {error_draws} draws, after {train} steps of training.
+- **variance**: E|g - m|^2 / |m|^2, g the penalty's gradient and m its mean over draws, unbiased, up
+  to {variance_draws} draws, after {train} steps of training; +- the standard error (jackknife). Rows
+  with the same draws share it, five probes have a fifth. SEHT-D is rescaled to estimate the whole
+  trace; `on=` draws another quarter of the batch for each probe.
+- **variance x time** ranks the estimators of one quantity: less is better.
+"""
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "system": platform.system() + " " + platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "seht": seht.__version__,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def to_json(results: Sequence[CaseResult], settings: Settings, about: dict[str, Any]) -> str:
+    """Everything, with ``null`` for what was not measured; never NaN."""
+    data = {
+        "machine": about,
+        "settings": vars(settings),
+        "models": [result.as_dict() for result in results],
+    }
+    return json.dumps(data, indent=2, allow_nan=False)
+
+
+def to_markdown(
+    results: Sequence[CaseResult],
+    settings: Settings,
+    about: dict[str, Any],
+    *,
+    seconds: float,
+    plot: str | None = None,
+) -> str:
+    """The report."""
+    command = "seht " + " ".join(sys.argv[1:]) if sys.argv[1:2] == ["bench"] else "seht bench"
+    lines = [
+        "# What the estimators cost, and what they are worth",
+        "",
+        f"`{command}`, {seconds / 60:.1f} minutes, {about['date']}: {about['cpu']}, "
+        f"{about['cores']} cores, {about['threads']} threads, {about['system']}, "
+        f"torch {about['torch']}, Python {about['python']}, seht {about['seht']}; "
+        f"load before the start {_number(about['load'])}.",
+        "",
+        HOW.format(**vars(settings)),
+    ]
+    lines += _goals(results)
+    if plot is not None:
+        lines += [f"![cost against variance]({plot})", ""]
+    for result in results:
+        lines += _section(result)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _goals(results: Sequence[CaseResult]) -> list[str]:
+    found = []
+    by_name = {result.name: result for result in results}
+    for name, key, what, wanted in GOALS:
+        result = by_name.get(name)
+        if result is None:
+            continue
+        table = result.compiled if what == "compiled" else result.rows
+        row = next((row for row in table if row.key == key), None)
+        if row is None:
+            continue
+        value = row.memory if what == "memory" else row.ratio
+        if value is None:
+            continue
+        quantity = {"ratio": "time", "memory": "memory", "compiled": "time, compiled"}[what]
+        verdict = "yes" if value <= wanted else "no"
+        found.append(
+            f"| {result.title}, {_name(row)} | {quantity} | {wanted:g} | {value:.2f} | {verdict} |"
+        )
+    if not found:
+        return []
+    return ["## Targets", "", "| | | at most | found | reached |", _rule(5), *found, ""]
+
+
+def _section(result: CaseResult) -> list[str]:
+    lines = [f"## {result.title}", ""]
+    lines += [f"- {what}: {size}" for what, size in result.sizes.items()]
+    plain = f"- a plain step: {1e3 * result.plain_seconds:.3g} ms"
+    if result.plain_mib is not None:
+        plain += f", {result.plain_mib:.3g} MiB"
+    head = "| | | limit | time | memory | error | variance | variance x time |"
+    lines += [plain, "", head, _rule(8)]
+    lines += [_line(row) for row in result.rows]
+    if result.compiled:
+        lines += ["", "Compiled, over a compiled plain step:", "", "| | | limit | time |", _rule(4)]
+        lines += [
+            f"| {row.label} | {_trace(row)} | {_number(row.limit)} | {_time(row)} |"
+            for row in result.compiled
+        ]
+    notes = [*result.notes]
+    for row in result.rows:
+        notes += [f"{_name(row)}: {note}" for note in row.notes]
+    return [*lines, "", *(f"- {note}" for note in notes), ""]
+
+
+def _line(row: RowResult) -> str:
+    memory = _number(row.memory)
+    if row.check_memory is not None:
+        memory += f" ({_number(row.check_memory)})"
+    error = "" if row.error is None else f"{row.error:.1e}"
+    cells = [
+        row.label,
+        _trace(row),
+        _number(row.limit),
+        _time(row),
+        memory,
+        error,
+        _number(row.variance) + _error(row),
+        _number(row.variance_time),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _time(row: RowResult) -> str:
+    if row.ratio is None:
+        return ""
+    spread = f" ({row.low:.2f} to {row.high:.2f})" if row.rounds > 1 else ""
+    return f"{row.ratio:.2f}{spread}"
+
+
+def _error(row: RowResult) -> str:
+    return "" if row.variance_error is None else f" +- {_number(row.variance_error)}"
+
+
+def _trace(row: RowResult) -> str:
+    return {"hessian": "tr(H)", "ggn": "tr(G)", None: ""}[row.curvature]
+
+
+def _name(row: RowResult) -> str:
+    return f"{row.label}, {_trace(row)}" if row.curvature else row.label
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:,.{0 if abs(value) >= 100 else 1}f}"
+
+
+def _rule(columns: int) -> str:
+    return "| " + " | ".join(["---"] * columns) + " |"

@@ -1,0 +1,117 @@
+"""What a run is asked and what it finds, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from seht.lab.bench.rows import Row
+from seht.lab.bench.timing import Timing
+
+Say = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is measured, and on networks of which size."""
+
+    scale: str = "full"
+    """Time and memory."""
+    error_scale: str = "medium"
+    variance_scale: str = "small"
+    rounds: int = 15
+    slow_rounds: int = 3
+    budgets: dict[str, float] = field(
+        default_factory=lambda: {
+            "resnet18": 720.0,
+            "wrn": 400.0,
+            "lstm": 240.0,
+            "gpt": 200.0,
+            "mlp": 40.0,
+        }
+    )
+    """Seconds for the timing of each model; rounds end there."""
+    train: int = 60
+    """Steps before errors and variances are measured."""
+    error_draws: int = 3
+    variance_draws: int = 150
+    variance_seconds: float = 15.0
+    """For each row, after the first eight draws."""
+    everything: bool = True
+    """Memory of all rows, with the engine's check; compiled models."""
+    threads: int = 2
+
+
+FULL = Settings()
+FAST = replace(
+    FULL,
+    error_scale="small",
+    rounds=3,
+    slow_rounds=1,
+    budgets={"resnet18": 110.0, "wrn": 20.0, "lstm": 15.0, "gpt": 12.0, "mlp": 4.0},
+    train=30,
+    error_draws=1,
+    variance_draws=24,
+    variance_seconds=1.0,
+    everything=False,
+)
+
+
+@dataclass
+class RowResult:
+    """One line of the table; ``None`` where there is nothing to measure or it failed."""
+
+    key: str
+    label: str
+    curvature: str | None
+    limit: float | None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    rounds: int = 0
+    memory: float | None = None
+    check_memory: float | None = None
+    error: float | None = None
+    variance: float | None = None
+    variance_error: float | None = None
+    draws: int = 0
+    variance_time: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, row: Row) -> RowResult:
+        """Nothing measured yet."""
+        return cls(row.key, row.label, row.curvature, row.limit)
+
+
+@dataclass
+class CaseResult:
+    """What was found for one model."""
+
+    name: str
+    title: str
+    sizes: dict[str, str]
+    rows: list[RowResult]
+    plain_seconds: float = 0.0
+    plain_mib: float | None = None
+    notes: list[str] = field(default_factory=list)
+    compiled: list[RowResult] = field(default_factory=list)
+
+    def row(self, key: str) -> RowResult:
+        """The row of that key."""
+        return next(row for row in self.rows if row.key == key)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def fill(results: list[RowResult], found: dict[str, Timing]) -> None:
+    """Enter the times."""
+    for row in results:
+        if row.key in found:
+            times = found[row.key]
+            row.ratio, row.rounds = times.ratio, len(times.ratios)
+            row.low, row.high = times.quartiles

@@ -1,0 +1,210 @@
+"""All measurements of a run, model by model."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from seht.guards import PenaltyWarning
+from seht.lab.bench import memory, rows, timing
+from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
+from seht.lab.bench.cases import CASES, Case
+from seht.lab.bench.compiled import run_compiled
+from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, fill
+from seht.lab.bench.rows import Row
+from seht.lab.bench.runners import Penalty, Runner
+
+
+def to_stderr(text: str) -> None:
+    """Progress: one line as soon as something is known."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def bench(
+    names: Sequence[str] | None = None, settings: Settings = FULL, say: Say = to_stderr
+) -> list[CaseResult]:
+    """Measure these models (all by default)."""
+    found = []
+    with _threads(settings.threads), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PenaltyWarning)  # of weights that no training would use
+        for name in names or CASES:
+            start = time.perf_counter()
+            found.append(_Bench(name, settings, say).run())
+            say(f"{name}: {time.perf_counter() - start:.0f} s")
+    return found
+
+
+class _Bench:
+    """The measurements of one model."""
+
+    def __init__(self, name: str, settings: Settings, say: Say) -> None:
+        self.case: Case = CASES[name]
+        self.settings = settings
+        self.say: Say = lambda text: say(f"{name}: {text}")
+        self.table = rows.table()
+        scales = {
+            "time and memory": settings.scale,
+            "error": settings.error_scale,
+            "variance": settings.variance_scale,
+        }
+        self.found = CaseResult(
+            name,
+            self.case.title,
+            {what: self.case.describe(scale) for what, scale in scales.items()},
+            [RowResult.empty(row) for row in self.table],
+        )
+
+    def run(self) -> CaseResult:
+        """Time, memory, error and variance; what fails says why and does not stop the others."""
+        self._time()
+        self._memory()
+        self._errors()
+        self._variances()
+        if self.case.compiled:
+            run_compiled(self.case, self.found, self.settings, self.say)
+        for row in self.found.rows:
+            if row.ratio is not None and row.variance is not None:
+                row.variance_time = row.ratio * row.variance
+        return self.found
+
+    def _failed(self, key: str, error: Exception) -> None:
+        text = " ".join(str(error).split())
+        notes = self.found.row(key).notes
+        if text not in notes:
+            notes.append(text)
+            self.say(f"{key}: not measured: {text}")
+
+    def _runners(self, table: Sequence[Row], problem: Any) -> Iterator[tuple[str, Runner]]:
+        for row in table:
+            try:
+                yield row.key, row.runner(problem)
+            except ValueError as error:
+                self._failed(row.key, error)
+
+    def _time(self) -> None:
+        problem = self.case.problem(self.settings.scale)
+        runners = dict(self._runners(self.table, problem))
+        found, clock = timing.time_rows(
+            problem,
+            runners,
+            slow={row.key for row in self.table if row.slow},
+            rounds=self.settings.rounds,
+            slow_rounds=self.settings.slow_rounds,
+            budget=self.settings.budgets[self.found.name],
+            failed=self._failed,
+            said=lambda key, t: self.say(f"{key}: {t.ratios[-1]:.2f} plain steps"),
+        )
+        fill(self.found.rows, found)
+        for row in self.found.rows:
+            if row.ratio is None and not row.notes:
+                row.notes.append("not timed: the time allowed was over")
+        self.found.plain_seconds = torch.tensor(clock.plain_seconds).median().item()
+        for key in ("hessian/scalar", "ggn/scalar"):
+            runner = runners.get(key)
+            if key in found and isinstance(runner, Penalty):
+                cost = timing.check_cost(clock, runner, found[key].ratio)
+                if cost is not None:
+                    self.found.notes.append(
+                        f"`{key}`: a step on which the engine checks itself costs {cost.ratio:.1f} "
+                        f"plain steps. {cost.first} of the first 1,000 penalised steps do, "
+                        f"{cost.average:.3f} plain steps more on average, "
+                        f"{cost.later:.3f} in the long run. Timed steps are those without."
+                    )
+
+    def _memory(self) -> None:
+        keys = [
+            row.key
+            for row, found in zip(self.table, self.found.rows, strict=True)
+            if (self.settings.everything and found.ratio is not None) or row.essential
+        ]
+        if not self.settings.everything:
+            self.found.notes.append("Memory was measured for a few rows only, to save time.")
+        threads, checks = self.settings.threads, self.settings.everything
+        name, scale = self.found.name, self.settings.scale
+        try:
+            for item in memory.measure(name, scale, keys, threads=threads, checks=checks):
+                row = self.found.row(item["row"])
+                if "error" in item:
+                    row.notes.append(f"memory: {item['error']}")
+                    continue
+                if row.key == "plain":
+                    self.found.plain_mib = item["peak"]
+                if self.found.plain_mib:
+                    row.memory = item["peak"] / self.found.plain_mib
+                    if "check" in item:
+                        row.check_memory = item["check"] / self.found.plain_mib
+                self.say(f"{row.key}: {item['peak']:.1f} MiB")
+        except (OSError, RuntimeError, AttributeError) as error:
+            self.found.notes.append(f"Memory was not measured: {error}")
+
+    def _problem(self, scale: str) -> Any:
+        return self.case.problem(scale, train=self.settings.train, dropout=False)
+
+    def _errors(self) -> None:
+        errors = Errors(self._problem(self.settings.error_scale), self.settings.error_draws)
+        for row, found in zip(self.table, self.found.rows, strict=True):
+            try:
+                found.error = errors.of(row)
+            except (RuntimeError, ValueError, TypeError) as error:
+                self._failed(row.key, error)
+            if found.error is not None:
+                self.say(f"{row.key}: error {found.error:.1e}")
+
+    def _variances(self) -> None:
+        problem = self._problem(self.settings.variance_scale)
+        seen: dict[str, Moments] = {}
+        value: dict[str, Estimated | None] = {}
+        for row in self.table:
+            if row.same_draws != row.key:
+                continue
+            try:
+                seen[row.key], chance = draw_moments(
+                    row, problem, self.settings.variance_draws, self.settings.variance_seconds
+                )
+            except (RuntimeError, ValueError, TypeError) as error:
+                self._failed(row.key, error)
+                continue
+            first = seen.get(f"{row.curvature or 'ggn'}/scalar")
+            if chance < 1 and first is not None:
+                value[row.key] = seen[row.key].relative_to(first, chance)
+            else:
+                value[row.key] = seen[row.key].relative_variance()
+                self._offset(row, seen[row.key], first)
+            of = value[row.key]
+            self.say(f"{row.key}: variance {'not seen' if of is None else f'{of.value:.3g}'}")
+        for row, found in zip(self.table, self.found.rows, strict=True):
+            if row.same_draws not in seen:
+                continue
+            of = value[row.same_draws]
+            found.draws = seen[row.same_draws].count
+            if of is None:
+                found.notes.append(f"variance: too large to be seen with {found.draws} draws")
+            else:
+                found.variance = of.value / row.divide
+                found.variance_error = of.error / row.divide
+
+    def _offset(self, row: Row, seen: Moments, first: Moments | None) -> None:
+        if first is None or first is seen:
+            return
+        offset = seen.offset(first)
+        if offset is not None:
+            trace = "tr(H)" if row.curvature == "hessian" else "tr(G)"
+            self.found.row(row.key).notes.append(
+                f"its mean gradient is {offset:.2g} times the length of {trace}'s away from it"
+            )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,230 @@
+"""One training step each: a plain one, the penalties, and nested autograd on fused operators.
+
+A runner is told which of its random draws comes next (:meth:`Runner.prepare`, not timed) and then
+runs forward and backward passes (:meth:`Runner.run`). :meth:`Runner.gradient` is the gradient of
+the penalty alone, for the measurements of error and variance.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import seht
+from seht import functional, probes
+from seht.engines import autograd
+from seht.engines.base import Closure, Task
+from seht.engines.boundary import Boundary
+from seht.estimators import Estimator
+from seht.lab.bench.cases import Problem
+
+NEVER = 1 << 60
+SHARP = 1e6
+"""Beside so large a weight the loss's own gradient, which has to be subtracted, is nothing."""
+
+
+class Runner:
+    """A plain step, and what the others have in common."""
+
+    chance = 1.0
+    """The probability that a step draws anything."""
+    penalised = False
+
+    def __init__(self, problem: Problem, weight: float = 1e-6) -> None:
+        self.problem, self.weight = problem, weight
+
+    def prepare(self, draw: int) -> None:
+        """Choose the random draw of the next run."""
+
+    def run(self) -> None:
+        """Forward and backward passes of one step, into ``.grad``."""
+        self.problem.closure().backward()
+
+    def drawn(self, count: int) -> list[int]:
+        """So many draws that draw something."""
+        return list(range(count))
+
+    def plan(self, turn: int) -> list[tuple[float, int]]:
+        """Draws to be timed in one round, with weights that sum to 1."""
+        return [(1.0, turn)]
+
+    def gradient(self, draw: int) -> Tensor:
+        """The gradient of the penalty (weight 1) in all parameters, as one vector."""
+        self.prepare(draw)
+        self.problem.model.zero_grad()
+        self.run()
+        return (self._collect() - self._plain_gradient) / self.weight
+
+    @cached_property
+    def _plain_gradient(self) -> Tensor:
+        self.problem.model.zero_grad()
+        self.problem.closure().backward()
+        return self._collect()
+
+    def _collect(self) -> Tensor:
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        return torch.cat([part.flatten() for part in parts])
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters of the model."""
+        return list(self.problem.model.parameters())
+
+
+class Penalty(Runner):
+    """:class:`seht.HessianTrace` in one of its two forms."""
+
+    penalised = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        weight: float = 1e-6,
+        *,
+        lean: bool = False,
+        quarter: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(problem, weight)
+        self.penalty = seht.HessianTrace(problem.model, weight=weight, seed=0, **options)
+        self.lean, self.quarter = lean, quarter
+        self.on: Closure | None = None
+        self._layers: dict[int, tuple[int, ...]] = {}
+        self.chance = 1.0 - self._undrawn
+
+    def prepare(self, draw: int) -> None:
+        """Go to that step of the penalty's schedule; its seed and number determine the probe."""
+        self.penalty.load_state_dict({**self.penalty.state_dict(), "calls": draw})
+        self.on = self.problem.quarter(draw) if self.quarter else None
+
+    def run(self) -> None:
+        """The form's own call."""
+        if self.lean:
+            self.penalty.backward(self.problem.closure, on=self.on)
+        else:
+            self.penalty(self.problem.closure, on=self.on).backward()
+
+    # The engine compares steps on first use and every so often. Timed steps are those in between.
+
+    @property
+    def _steps(self) -> Any:
+        return getattr(self.penalty._engine, "steps", None)
+
+    def steady(self) -> bool:
+        """No more checks from now on; whether the engine would have made any."""
+        if self._steps is None:
+            return False
+        self._steps.uses, self._steps.next_check = max(2, self._steps.uses), NEVER
+        return True
+
+    def check_next(self) -> bool:
+        """Let the next step be one with a check, if the engine has such."""
+        if self._steps is None:
+            return False
+        self._steps.next_check = 0
+        return True
+
+    def settle(self, most: int = 8) -> None:
+        """Let the engine find its step, as it would in the first steps of training."""
+        for draw in self.drawn(most):
+            before = None if self._steps is None else self._steps.next_check
+            if self._steps is None or not self._steps.due:
+                break
+            self.gradient(draw)
+            if self._steps.next_check == before:  # nothing was checked
+                break
+        self.steady()
+
+    # SEHT-D: most steps draw nothing, and the others cost the more the earlier the first layer is
+    # that they draw. Both are known before a step is run.
+
+    @cached_property
+    def _count(self) -> int:
+        return len(probes.choose(self.problem.model).tensors)
+
+    @property
+    def _undrawn(self) -> float:
+        keep = getattr(self.penalty.estimator, "keep", 1.0)
+        return float((1 - keep) ** self._count)
+
+    def layers(self, draw: int) -> tuple[int, ...]:
+        """What that draw draws."""
+        if draw not in self._layers:
+            seed = probes.layer_seed(probes.call_seed(0, draw))
+            self._layers[draw] = self.penalty.estimator.layers(self._count, seed)
+        return self._layers[draw]
+
+    def drawn(self, count: int, shift: float = 0.5) -> list[int]:
+        """So many draws with a layer in them, spread evenly over the order of their first layer."""
+        if self._undrawn == 0:
+            return list(range(count))
+        places = len(self._ordered)
+        return [self._ordered[int((i + shift) / count * places) % places] for i in range(count)]
+
+    @cached_property
+    def _ordered(self) -> list[int]:
+        found: list[int] = []
+        draw = 0
+        while len(found) < 200:
+            if self.layers(draw):
+                found.append(draw)
+            draw += 1
+        return sorted(found, key=lambda draw: self.layers(draw)[0])
+
+    @cached_property
+    def _empty(self) -> int:
+        return next(draw for draw in range(NEVER) if not self.layers(draw))
+
+    def plan(self, turn: int, strata: int = 3) -> list[tuple[float, int]]:
+        """An undrawn step, and drawn ones spread evenly over the order of their first layer."""
+        if self._undrawn == 0:
+            return [(1.0, turn)]
+        drawn = self.drawn(strata, shift=(0.5 + 0.618034 * turn) % 1)
+        share = self.chance / strata
+        return [(self._undrawn, self._empty), *((share, draw) for draw in drawn)]
+
+
+class Fused(Runner):
+    """Nested autograd on the model's own fused operators: as most code does it, and wrong."""
+
+    penalised = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        weight: float = 1e-6,
+        *,
+        estimator: Estimator,
+        curvature: str = "hessian",
+    ) -> None:
+        super().__init__(problem, weight)
+        self.estimator, self.curvature = estimator, curvature
+        self._draw = 0
+
+    def prepare(self, draw: int) -> None:
+        """The same probes as :class:`Penalty`."""
+        self._draw = draw
+
+    def run(self) -> None:
+        """The engine ``autograd`` without its safe operators."""
+        task = functional.make_task(
+            self.problem.model,
+            self.problem.closure,
+            probes.choose(self.problem.model),
+            self.estimator,
+            probes.call_seed(0, self._draw),
+            curvature=self.curvature,
+        )
+        assert isinstance(task, Task)
+        boundary = Boundary(task) if self.curvature == "ggn" else None
+        with boundary or nullcontext():
+            loss = self.problem.closure()
+        if boundary is None:
+            trace, _ = autograd.hutchinson(loss, task)
+        else:
+            trace, _ = autograd.gauss_newton(loss, boundary, task)
+        (loss + self.weight * trace).backward()

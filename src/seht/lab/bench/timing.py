@@ -1,0 +1,200 @@
+"""Seconds of a step over those of a plain step, taken in turns.
+
+Every timed step stands between two plain ones, and their mean is what it is divided by: whatever
+else the machine does slows all three. The learning rate is 0: the arithmetic is that of any other,
+and every row works at the same weights.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from seht.engines.steps import StepControl
+from seht.lab.bench.cases import Problem
+from seht.lab.bench.runners import Penalty, Runner
+
+LEAST = 0.03  # seconds; shorter steps are repeated until they take that long
+
+
+@dataclass
+class Timing:
+    """The ratios of one row, one for each round."""
+
+    ratios: list[float] = field(default_factory=list)
+    averaged: bool = False
+    """Rounds differ in what they draw: their mean counts, not their median."""
+
+    @property
+    def ratio(self) -> float:
+        """The median; the mean where rounds draw different work."""
+        return (statistics.fmean if self.averaged else statistics.median)(self.ratios)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the rounds."""
+        if len(self.ratios) < 2:
+            return self.ratios[0], self.ratios[0]
+        low, _, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return low, high
+
+
+class Clock:
+    """Times whole training steps of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0, momentum=0.9)
+        self._plain = Runner(problem)
+        self.plain_seconds: list[float] = []
+        for _ in range(3):  # the first steps allocate
+            first = self._once(self._plain, 0)
+        self._repeats = max(1, math.ceil(LEAST / first))
+
+    def _once(self, runner: Runner, draw: int) -> float:
+        runner.prepare(draw)
+        start = time.perf_counter()
+        self._optimizer.zero_grad()
+        runner.run()
+        self._optimizer.step()
+        return time.perf_counter() - start
+
+    def plain(self) -> float:
+        """Seconds of a plain step."""
+        return statistics.median(self._once(self._plain, 0) for _ in range(self._repeats))
+
+    def seconds(self, runner: Runner, turn: int, repeats: int) -> float:
+        """Seconds of a step of this row, averaged over what it may draw."""
+        return sum(
+            weight * statistics.median(self._once(runner, draw) for _ in range(repeats))
+            for weight, draw in runner.plan(turn)
+        )
+
+    def ratio(self, runner: Runner, turn: int, about: float = math.inf) -> float:
+        """The same over the plain steps before and after; ``about`` is what to expect."""
+        gc.collect()  # graphs of the last row are not this one's to clear away
+        before = self.plain()
+        found = self.seconds(runner, turn, max(1, round(self._repeats / about)))
+        around = [before, self.plain()]
+        self.plain_seconds += around
+        return found / statistics.fmean(around)
+
+
+def time_rows(
+    problem: Problem,
+    rows: dict[str, Runner],
+    *,
+    slow: set[str],
+    rounds: int,
+    slow_rounds: int,
+    budget: float,
+    failed: Callable[[str, Exception], None],
+    said: Callable[[str, Timing], None] = lambda key, timing: None,
+) -> tuple[dict[str, Timing], Clock]:
+    """Time every row, round by round, until the rounds or the budget (in seconds) are through.
+
+    ``failed`` hears of rows that raise; rows that the budget did not reach are missing.
+    """
+    gc.collect()
+    gc.freeze()  # the collections between rows need not look at all of torch again
+    try:
+        clock = Clock(problem)
+        turns = _Turns(clock, rows, slow, time.perf_counter() + budget, failed, said)
+        turns.warm_up(budget / 6)
+        for turn in range(rounds):
+            turns.run(turn, with_slow=turn < slow_rounds)
+    finally:
+        gc.unfreeze()
+    return turns.found, clock
+
+
+class _Turns:
+    """The rounds of one model."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        rows: dict[str, Runner],
+        slow: set[str],
+        end: float,
+        failed: Callable[[str, Exception], None],
+        said: Callable[[str, Timing], None],
+    ) -> None:
+        # Slow rows last, so that a short budget is spent on the others.
+        self._rows = dict(sorted(rows.items(), key=lambda item: item[0] in slow))
+        self._clock, self._slow, self._end = clock, slow, end
+        self._failed, self._said = failed, said
+        self._about: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self.found: dict[str, Timing] = {}
+        for runner in rows.values():
+            if isinstance(runner, Penalty):
+                runner.steady()
+
+    def warm_up(self, seconds: float) -> None:
+        """A first step of every row; those too long for it are long enough to do without."""
+        end = time.perf_counter() + seconds
+        for key in list(self._rows):
+            if key not in self._slow and time.perf_counter() < end:
+                self._ratio(key, 0)
+
+    def run(self, turn: int, *, with_slow: bool) -> None:
+        """One round, as far as the time allows."""
+        for key in list(self._rows):
+            left = self._end - time.perf_counter()
+            if (key in self._slow and not with_slow) or left < self._last.get(key, 0.0):
+                continue
+            ratio = self._ratio(key, turn)
+            if ratio is not None:
+                averaged = len(self._rows[key].plan(0)) > 1
+                timing = self.found.setdefault(key, Timing(averaged=averaged))
+                timing.ratios.append(ratio)
+                self._said(key, timing)
+
+    def _ratio(self, key: str, turn: int) -> float | None:
+        start = time.perf_counter()
+        try:
+            ratio = self._clock.ratio(self._rows[key], turn, self._about.get(key, math.inf))
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._failed(key, error)
+            del self._rows[key]
+            return None
+        self._about[key], self._last[key] = ratio, time.perf_counter() - start
+        return ratio
+
+
+@dataclass(frozen=True)
+class CheckCost:
+    """What the engine's own checks cost."""
+
+    ratio: float
+    """A step with a check, in plain steps."""
+    first: int
+    """Checks among the first 1,000 penalised steps."""
+    average: float
+    """What they add to a step on average over those, in plain steps."""
+    later: float
+    """The same in the long run."""
+
+
+def check_cost(clock: Clock, runner: Penalty, steady: float) -> CheckCost | None:
+    """Time a step with a check, and see in the engine's own schedule how often there is one."""
+    if not runner.check_next():
+        return None
+    runner.prepare(0)
+    ratio = clock.ratio(runner, 0)
+    runner.steady()
+    schedule = StepControl(kappa=1e-2)
+    first = 0
+    for _ in range(1000):
+        if schedule.due:
+            first += 1
+            schedule.learn(0.0, 0.0, 1.0, 2.0, 2.0)
+        schedule.uses += 1
+    extra = max(0.0, ratio - steady)
+    return CheckCost(ratio, first, extra * first / 1000, extra / schedule.gap)

@@ -34,7 +34,7 @@ def hessian_trace(
     Returns a 0-dim tensor that is differentiable in every leaf of the loss: a zero without graph
     where the estimator draws no layer, a plain value under ``torch.no_grad()``. Buffers such as
     BatchNorm statistics are left as they were; the global random state ends where one run of the
-    closure leaves it.
+    closure leaves it (where no layer is drawn, the closure does not run at all).
 
     Args:
         model: the module whose weights are probed.

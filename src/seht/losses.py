@@ -85,7 +85,9 @@ def hinge_embedding(
     reduction: str = "mean",
 ) -> Tensor:
     """X where the target is 1, max(0, margin - x) where it is -1."""
-    loss = torch.where(target == 1, input, (margin - input).clamp(min=0))
+    # As PyTorch has it: a target that is neither counts as both.
+    far = (margin - input).clamp(min=0)
+    loss = torch.where(target == -1, 0.0, input) + torch.where(target == 1, 0.0, far)
     return _reduce(loss, _legacy(size_average, reduce, reduction))
 
 
@@ -158,5 +160,6 @@ def cosine_embedding(
 ) -> Tensor:
     """1 - cos where the target is 1, max(0, cos - margin) where it is -1."""
     cos = F.cosine_similarity(input1, input2, dim=-1)
-    loss = torch.where(target == 1, 1 - cos, (cos - margin).clamp(min=0))
+    far = torch.where(target == -1, (cos - margin).clamp(min=0), 0.0)
+    loss = torch.where(target == 1, 1 - cos, far)
     return _reduce(loss, _legacy(size_average, reduce, reduction))

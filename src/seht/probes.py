@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -49,8 +50,14 @@ def choose(model: nn.Module, params: ParamSpec = None) -> Chosen:
     frozen: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    for raw, tensor in model.named_parameters(remove_duplicate=False):
+    everything = list(model.named_parameters(remove_duplicate=False))
+    owners: defaultdict[str, set[int]] = defaultdict(set)
+    for raw, tensor in everything:
+        owners[clean_name(raw)].add(id(tensor))
+    for raw, tensor in everything:
         name = clean_name(raw)
+        if len(owners[name]) > 1:
+            name = raw  # a part of the model is really called "module"
         aliases[name] = first.setdefault(id(tensor), name)
         if aliases[name] == name:
             (trainable if tensor.requires_grad else frozen)[name] = tensor

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from seht import losses
+
 
 def normalise(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     r""":math:`(x - \mu) / \sqrt{\sigma^2 + \epsilon}` over ``dims``, mean and biased variance."""
@@ -168,6 +170,12 @@ def _torch_layer_norm(
     return layer_norm(input, normalized_shape, weight, bias, eps)
 
 
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    # The fused operator has no double backward.
+    y = F.relu6(input + 3) / 6
+    return input.copy_(y) if inplace else y
+
+
 def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -192,6 +200,8 @@ SAFE: dict[Any, Callable[..., Any]] = {
     F.layer_norm: layer_norm,
     torch.layer_norm: _torch_layer_norm,
     torch._weight_norm: weight_norm,
+    F.hardsigmoid: _hardsigmoid,
+    F.multi_margin_loss: losses.multi_margin,
     **{f: _without_cudnn(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     **{
         f: _refuse(f"{f.__name__} is wrong at the third order and has no replacement here")

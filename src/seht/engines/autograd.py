@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from seht.engines.base import (
     Directions,
@@ -101,6 +102,12 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
             materialize_grads=True,
         )
     except RuntimeError as error:
+        if isinstance(error, CheckpointError):
+            raise RuntimeError(
+                "activation checkpointing recomputes its part of the model in the backward pass, "
+                "where engine='autograd' cannot replace what is wrong at the third order; switch "
+                "it off on penalised steps"
+            ) from error
         if "double backward" in str(error) or "not implemented" in str(error):
             raise RuntimeError(
                 f"an operator of the model has no second derivative ({error}); "

@@ -48,7 +48,7 @@ class BorrowedBuffers:
         for root in self._roots:
             self._adopt(root)
         # Compiled code guards on global hooks: with one it would be compiled anew each time.
-        self._hook = None if _compiles() else register_module_forward_pre_hook(self._meet)
+        self._hook = None if compiles() else register_module_forward_pre_hook(self._meet)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,7 +92,8 @@ class BorrowedBuffers:
                     self.clones.add(id(clone))
 
 
-def _compiles() -> bool:
+def compiles() -> bool:
+    """Whether this process runs compiled code."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(frames, "cached_backends", {})
     return any(backend is not None for backend in backends.values())

@@ -28,7 +28,7 @@ from seht.engines.base import Directions, Estimate, Task, refuse_scripted
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored, handed_out
-from seht.engines.passes import Gradient, Passes, add, sketch
+from seht.engines.passes import Gradient, Passes, add, sketch, times
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
 from seht.estimators import unknown
@@ -121,29 +121,32 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
     centre = passes.centre_gradient(keep=not lean) if lean or watch else None
     value = loss.new_zeros((), dtype=torch.float64)
     pull = torch.zeros_like(value)
-    total: Gradient | None = None
+    unit, total = pull, Gradient()
     seen: list[Tensor] = []
     for sigma in task.probes():
         e = passes.weights.step(sigma, kappa)
         if watch and not seen:
             seen = _compare(passes, sigma, e, centre)
+        both: Gradient = []
         for side in (e, -e):
             part = passes.gradient(sigma, side)
             value += passes.along(sigma, part) * (scale / (2 * side))
-            total = add(total, part, scale / e**2)
-            del part
-        pull -= 2 * scale / e**2
-    assert total is not None
+            both = add(both, part)
+        unit = scale / e**2
+        pull -= 2 * unit
+        if task.estimator.probes > 1:  # each probe has its own step
+            both, unit = times(both, unit), torch.ones_like(unit)
+        total = add(total, both)
     trace, whole = value.to(loss.dtype), None
     if lean:
         assert centre is not None
         factor = task.coefficient(loss, trace)
-        gradient = add(add(None, total, factor), centre, 1 + factor * pull)
+        gradient = add(times(total, factor * unit), times(centre, 1 + factor * pull))
         loss = loss.detach()
         whole = handed_out(loss + factor * trace, gradient, passes.leaves)
     elif task.differentiable:
-        ones = [1.0] * len(total)
-        trace = Stored.apply(trace, [1, *total], [pull, *ones], loss, *passes.inputs)
+        units = [unit] * len(total)
+        trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *passes.inputs)
     orders = (2.0, 2.0) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

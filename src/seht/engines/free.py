@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graph import handed_out, leaves_of, mark, quiet
-from seht.engines.passes import Gradient, add
+from seht.engines.passes import Gradient, add, times
 from seht.engines.replay import extra_run
 from seht.engines.state import RandomState, Weights
 
@@ -31,7 +31,7 @@ def noise_stability(task: Task) -> Estimate:
     random, weights = RandomState(task.weights.values()), Weights(task.weights)
     start = random.read()
     leaves: list[Tensor] = []
-    total: Gradient | None = None
+    total: Gradient = []
     mean = trace = torch.zeros((), dtype=torch.float64)
     output, end, commit = None, start, None
     others: list[nn.Module] = []
@@ -58,9 +58,9 @@ def noise_stability(task: Task) -> Estimate:
             )
             mean = mean + share * loss.detach().double()
             trace = trace + task.estimator.scale * share * along / side
-            total = add(total, part, share)
+            total = add(total, times(part, share))
             random.write(end)
-    assert total is not None and commit is not None
+    assert commit is not None
     reached = {id(leaf) for leaf in leaves}
     unused = report_unused(task, [n for n, w in task.weights.items() if id(w) not in reached])
     whole = handed_out(mean.to(loss.dtype), total, leaves)

@@ -23,7 +23,7 @@ from torch import Tensor
 from seht.engines.base import Directions, Estimate, check_loss, split
 from seht.engines.curved import OutputCurvature, curve, slope
 from seht.engines.graph import Stored, handed_out
-from seht.engines.passes import Gradient, Passes, add, sketch
+from seht.engines.passes import Gradient, Passes, add, sketch, times
 
 
 def gauss_newton(
@@ -37,7 +37,7 @@ def gauss_newton(
     passes.boundary.check(curved)
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())
-    total: Gradient | None = None
+    total: Gradient = []
     cotangents = [torch.zeros_like(part) for part in z]
     seen: list[Tensor] = []
     for sigma in task.probes():
@@ -46,9 +46,8 @@ def gauss_newton(
             seen = _compare(passes, sigma, e, gradient, z, two_sided)
         found, part, pulls = _probe(passes, sigma, e, gradient, z, two_sided)
         value = value + scale * found.value
-        total = add(total, part, scale)
+        total = add(total, part if scale == 1 else times(part, scale))
         cotangents = [c + scale * p for c, p in zip(cotangents, pulls, strict=True)]
-    assert total is not None
     trace, whole = value, None
     if lean:
         factor = task.coefficient(loss, trace).to(loss.dtype)
@@ -59,7 +58,7 @@ def gauss_newton(
             roots = [again, *passes.boundary.outputs]
             pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
             combined = passes.pull(roots, pulls, keep=passes.older)
-        combined = add(combined, total, factor)
+        combined = add(combined, times(total, factor))
         whole = handed_out(loss + factor * trace, combined, passes.leaves)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
@@ -94,11 +93,11 @@ def _probe(
         part = passes.pull(above, factors, keep=passes.older)
         del above
     by_leaf = {id(leaf): g for leaf, g in found.beyond}
-    part = add(part, [by_leaf.get(id(leaf)) for leaf in passes.leaves], 1.0)
+    part = add(part, [by_leaf.get(id(leaf)) for leaf in passes.leaves])
     if two_sided:
         with passes.at(sigma, -e):
             minus = list(passes.boundary.outputs)  # type: ignore[union-attr]
-            part = add(part, passes.pull(minus, [-f for f in factors], keep=passes.older), 1.0)
+            part = add(part, passes.pull(minus, [-f for f in factors], keep=passes.older))
             del minus
         return found, part, found.third
     return found, part, [t - f for t, f in zip(found.third, factors, strict=True)]
@@ -121,7 +120,7 @@ def _compare(
     found = []
     for factor in (0.5, 1.0, 2.0):
         _, part, pulls = _probe(passes, sigma, factor * e, gradient, z, two_sided)
-        found.append(sketch(add(part, passes.pull_centre(z, pulls), 1.0)))
+        found.append(sketch(add(part, passes.pull_centre(z, pulls))))
     half, one, two = found
     slopes = [
         torch.zeros_like(p) if g is None else g.detach() for p, g in zip(z, gradient, strict=True)

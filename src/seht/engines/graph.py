@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
 
 def mark() -> int:
     """Nodes made from now on have at least this sequence number."""
@@ -36,9 +38,8 @@ def leaves_of(
         if node is None or node in seen:
             continue
         seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves.append(variable)
+        if isinstance(node, _LEAF):
+            leaves.append(node.variable)
         elif node._sequence_nr() < since:
             older = True
         stack.extend(parent for parent, _ in node.next_functions)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,14 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from seht import losses
+from seht.engines.constants import CAST, CONSTANT, DETACHED, GRADIENT, PADDED
+from seht.engines.norms import dist, norm, pairwise_distance
 from seht.engines.rules import (
-    CAST,
-    CONSTANT,
     LINEAR,
-    PADDED,
     REDUCED,
     RELU,
     Rule,
     composed,
-    depends,
     indexed,
     opened,
     pooled,
@@ -51,10 +50,6 @@ def _elu(pos: Tensor, x: Tensor, alpha: float = 1.0, *_: Any) -> Tensor:
     return torch.where(pos, x, alpha * torch.expm1(x.masked_fill(pos, 0)))
 
 
-def _celu(pos: Tensor, x: Tensor, alpha: float = 1.0, *_: Any) -> Tensor:
-    return torch.where(pos, x, alpha * torch.expm1(x.masked_fill(pos, 0) / alpha))
-
-
 def _selu(pos: Tensor, x: Tensor, *_: Any) -> Tensor:
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     return scale * _elu(pos, x, alpha)
@@ -66,14 +61,21 @@ def _prelu(pos: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(pos, x, weight * x)
 
 
-def _hardswish(x: Tensor, inplace: bool = False) -> Tensor:
+def _celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    # By elu in the centre, too: the fused gradient rounds alpha to float32, whatever the dtype.
+    y = alpha * F.elu(input / alpha)
+    return input.copy_(y) if inplace else y
+
+
+def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     # x relu6(x + 3) / 6: the product of a smooth factor and a piecewise linear one.
+    x = input.clone() if inplace else input
     y = x * F.hardsigmoid(x)
-    return x.copy_(y) if inplace else y
+    return input.copy_(y) if inplace else y
 
 
-def _softsign(x: Tensor) -> Tensor:
-    return x / (1 + x.abs())
+def _softsign(input: Tensor) -> Tensor:
+    return input / (1 + input.abs())
 
 
 _max_pools: dict[Any, Rule] = {}
@@ -86,46 +88,20 @@ for _n in (1, 2, 3):
             _max_pools[_indexed_form] = pooled(_indexed_form, _n, options=_options, pair=True)
 
 
-def _norm_order(x: Any, p: Any = 2, *_: Any, ord: Any = None, **__: Any) -> Any:
-    return p if ord is None else ord
-
-
-def _odd_norm(*args: Any, **kwargs: Any) -> bool:
-    order = _norm_order(*args, **kwargs)
-    return isinstance(order, (int, float)) and order < 2 and order not in (0, 1)
-
-
-def _plain_norm(*args: Any, **kwargs: Any) -> Tensor:
-    """The norms of order 1 and infinity by their definitions, whose parts have rules."""
-    x, dim, keep = args[0], kwargs.get("dim"), kwargs.get("keepdim", False)
-    if len(args) > 2:
-        dim, keep = args[2], args[3] if len(args) > 3 else keep
-    size = x.abs()
-    if _norm_order(*args, **kwargs) == 1:
-        return size.sum() if dim is None else size.sum(dim, keepdim=keep)
-    return size.amax() if dim is None else size.amax(dim, keepdim=keep)
-
-
-def _norm_rule() -> Rule:
-    refuse = refused("with p below 2 has kinks", _odd_norm)
-
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if depends(args, kwargs) and _norm_order(*args, **kwargs) in (1, math.inf):
-            with mode.inside():
-                return _plain_norm(*args, **kwargs), None
-        return refuse.record(mode, func, args, kwargs)
-
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return record(mode, func, args, kwargs)[0]
-
-    return Rule(record, replay, taped=False)
-
-
 def _bag_kink(
     input: Any, weight: Any, offsets: Any = None, max_norm: Any = None, norm_type: Any = 2.0,
     scale_grad_by_freq: Any = False, mode: str = "mean", *_: Any, **__: Any,
 ) -> bool:  # fmt: skip
     return mode == "max" or max_norm is not None
+
+
+def _extreme(*args: Any, reduce: Any = None, **_: Any) -> bool:
+    found = [a for a in (*args, reduce) if isinstance(a, str)]
+    return not found or found[0] in ("amax", "amin", "max", "min")
+
+
+def _rounded(*_: Any, rounding_mode: Any = None, **__: Any) -> bool:
+    return rounding_mode is not None
 
 
 KINKS: dict[Any, Rule] = {
@@ -136,16 +112,20 @@ KINKS: dict[Any, Rule] = {
             hardsigmoid_ threshold _threshold threshold_ rrelu rrelu_ absolute hardshrink
             softshrink clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_
             maximum minimum fmax fmin fix trunc trunc_ round round_ floor floor_ ceil
-            ceil_ frac sign sgn nan_to_num __abs__ relu6_ absolute_ sign_ fix_ frac_
+            ceil_ frac sign sgn nan_to_num __abs__ relu6_ absolute_ sign_ fix_ frac_ angle
+            sgn_ nan_to_num_ bernoulli bernoulli_ normal poisson gt_ ge_ lt_ le_ eq_ ne_
+            greater_ greater_equal_ less_ less_equal_ not_equal_
         """),
         LINEAR,
     ),
     # smooth on each side
     **dict.fromkeys(_spellings("elu elu_"), sided(_elu)),
-    **dict.fromkeys(_spellings("celu celu_"), sided(_celu)),
     **dict.fromkeys(_spellings("selu selu_"), sided(_selu)),
     **dict.fromkeys(_spellings("prelu"), sided(_prelu)),
-    **dict.fromkeys(_spellings("hardswish hardswish_"), composed(_hardswish)),
+    **dict.fromkeys(_spellings("celu"), composed(_celu)),
+    **dict.fromkeys(_spellings("celu_"), composed(partial(_celu, inplace=True))),
+    **dict.fromkeys(_spellings("hardswish"), composed(_hardswish)),
+    **dict.fromkeys(_spellings("hardswish_"), composed(partial(_hardswish, inplace=True))),
     F.softsign: composed(_softsign),
     # the place of a maximum
     **_max_pools,
@@ -161,15 +141,24 @@ KINKS: dict[Any, Rule] = {
             isposinf isneginf signbit is_nonzero logical_not logical_and logical_or
             logical_xor argmax argmin argsort nonzero argwhere count_nonzero unique
             unique_consecutive searchsorted bucketize histc bincount floor_divide
-            multinomial bernoulli all any detach detach_copy item tolist __bool__
-            __float__ __int__ __index__ long int short bool char byte __contains__ numpy
-            __array__
+            multinomial all any detach detach_copy item tolist __bool__ __float__ __int__
+            __index__ long int short bool char byte __contains__ numpy __array__ tensor
+            new_tensor
         """),
         CONSTANT,
     ),
     torch.Tensor.data.__get__: CONSTANT,  # type: ignore[attr-defined]
     **dict.fromkeys(_spellings("to type type_as"), CAST),
+    **dict.fromkeys(_spellings("detach_"), DETACHED),
+    torch.autograd.grad: GRADIENT,
     # losses and functions made of the above
+    **dict.fromkeys(
+        _spellings("""
+            l1_loss smooth_l1_loss huber_loss hinge_embedding_loss margin_ranking_loss
+            multi_margin_loss triplet_margin_loss cosine_embedding_loss
+        """),
+        refused("has kinks, which are frozen where it is called as torch.nn.functional's"),
+    ),
     F.l1_loss: composed(losses.l1),
     F.smooth_l1_loss: composed(losses.smooth_l1),
     F.huber_loss: composed(losses.huber),
@@ -190,22 +179,33 @@ KINKS: dict[Any, Rule] = {
             F.gaussian_nll_loss,
         )
     },
+    **dict.fromkeys(_spellings("norm vector_norm"), norm("vector")),
+    torch.linalg.norm: norm("either"),
+    torch.linalg.matrix_norm: norm("matrix"),
+    **dict.fromkeys(_spellings("dist"), composed(dist)),
+    **dict.fromkeys(_spellings("pairwise_distance"), composed(pairwise_distance)),
     # kinks without a rule
     **dict.fromkeys(
         _spellings("""
             aminmax msort copysign copysign_ fmod fmod_ remainder remainder_ quantile
             nanquantile rnn_relu rnn_relu_cell grid_sample multilabel_margin_loss pdist
-            renorm heaviside __mod__
+            renorm heaviside __mod__ frexp i0e i1e fake_quantize_per_tensor_affine
+            fake_quantize_per_channel_affine _fake_quantize_learnable_per_tensor_affine
+            _fake_quantize_learnable_per_channel_affine fused_moving_avg_obs_fake_quant
+            _standard_gamma _sample_dirichlet
         """),
         refused("has kinks"),
     ),
     **dict.fromkeys(
-        [*_spellings("norm vector_norm"), torch.linalg.vector_norm],
-        _norm_rule(),
+        _spellings("scatter_reduce scatter_reduce_ index_reduce index_reduce_ segment_reduce"),
+        refused("with a maximum or minimum has kinks", _extreme),
     ),
     **dict.fromkeys(
-        _spellings("cdist pairwise_distance"),
-        refused("with p below 2 has kinks", lambda a, b, p=2.0, *_, **__: p < 2),
+        _spellings("div div_ divide divide_"), refused("with rounding_mode has kinks", _rounded)
+    ),
+    **dict.fromkeys(
+        _spellings("cdist"),
+        refused("with this p has kinks", lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
     ),
     **dict.fromkeys(
         _spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
@@ -219,18 +219,26 @@ DETACH = frozenset([*_spellings("detach to"), torch.Tensor.data.__get__])  # typ
 
 RANDOM = frozenset(
     _spellings(
-        "multinomial bernoulli rrelu rrelu_ fractional_max_pool2d fractional_max_pool3d "
-        "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices"
+        "multinomial bernoulli bernoulli_ normal poisson rrelu rrelu_ "
+        "fractional_max_pool2d fractional_max_pool2d_with_indices "
+        "fractional_max_pool3d fractional_max_pool3d_with_indices"
     )
 )
 """Functions with a rule that consume random numbers, which a replay must skip."""
 
 
+_OPERATORS = frozenset(
+    """
+    __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__
+    __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__
+    """.split()  # noqa: SIM905
+)
+
 IN_PLACE = frozenset(
     getattr(home, n)
     for home in (torch, torch.Tensor)
     for n in dir(home)
-    if (n.endswith("_") and not n.endswith("__")) or n in ("__setitem__", "__iadd__", "__imul__")
+    if (n.endswith("_") and not n.endswith("__")) or n in _OPERATORS
     if callable(getattr(home, n))
 )
 """Functions that write into their first argument."""

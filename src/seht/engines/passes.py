@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -157,14 +156,25 @@ class Passes:
         return total
 
 
-def add(total: Gradient | None, part: Gradient, scale: Tensor | float) -> Gradient:
-    """total + scale * part; consumes part. A shorter list has nothing for the rest."""
-    scaled = [None if g is None else g.mul_(scale) for g in part]
-    if total is None:
-        return scaled
-    return [
-        b if a is None else a if b is None else a.add_(b) for a, b in zip_longest(total, scaled)
-    ]
+def add(a: Gradient, b: Gradient) -> Gradient:
+    """a + b; consumes both, so that the old parts go as the new ones come.
+
+    Out of place: what autograd hands out may be shared between leaves, or belong to somebody else.
+    """
+    total: Gradient = []
+    longest = max(len(a), len(b))  # a shorter list has nothing for the rest
+    for parts in (a, b):
+        parts.extend([None] * (longest - len(parts)))
+        parts.reverse()
+    while a:
+        x, y = a.pop(), b.pop()
+        total.append(y if x is None else x if y is None else x + y)
+    return total
+
+
+def times(a: Gradient, scale: Tensor | float) -> Gradient:
+    """scale * a, out of place too."""
+    return [None if g is None else g * scale for g in a]
 
 
 def sketch(gradient: Gradient, most: int = 4096) -> Tensor:

@@ -96,6 +96,8 @@ def _slots(args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
 
 def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     slots = _slots(args, kwargs)
+    if not slots:  # the modulus or the sign of complex numbers is smooth
+        return func(*args, **kwargs), None
     shape = torch.broadcast_shapes(*(v.shape for _, v in slots))
     leaves = {k: v.detach().expand(shape).clone().requires_grad_() for k, v in slots}
     with torch.enable_grad(), mode.random.kept():
@@ -109,13 +111,15 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
         )
     rest = y.detach()
     for slope, leaf in zip(slopes, leaves.values(), strict=True):
-        rest = rest - (slope * leaf.detach()).masked_fill_(slope == 0, 0)
+        rest = rest - (slope * leaf.detach()).masked_fill(slope == 0, 0)
     rest = rest.masked_fill_(rest.isnan(), 0)  # where an infinite input passes through
     out = func(*args, **kwargs)
     return out, (out is first(args, kwargs), slopes, rest, mode.state_after(func))
 
 
 def _linear_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if decision is None:
+        return func(*args, **kwargs)
     in_place, slopes, rest, state = decision
     y = rest
     for slope, (_, x) in zip(slopes, _slots(args, kwargs), strict=True):
@@ -218,59 +222,6 @@ def pooled(with_indices: Any, spatial: int, *, options: int, pair: bool = False)
         return (flat.view(index.shape), index) if pair else flat.view(index.shape)
 
     return Rule(record, replay)
-
-
-# --- what autograd holds constant -----------------------------------------------------------------
-
-
-def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    out = func(*args, **kwargs)
-    return out, (out, mode.state_after(func))
-
-
-def _constant_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    out, state = decision
-    mode.jump_to(state)
-    return out
-
-
-CONSTANT = Rule(_constant_record, _constant_replay)
-
-
-def _cast_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    out = func(*args, **kwargs)
-    return out, None if out.is_floating_point() else out
-
-
-def _cast_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs) if decision is None else decision
-
-
-CAST = Rule(_cast_record, _cast_replay)
-"""Constant where the result is integer or boolean."""
-
-
-def _padded_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
-    if kwargs.get("max_norm", args[3] if len(args) > 3 else None) is not None:
-        raise KinkError(
-            "embedding with max_norm rewrites its weights in every pass, which the difference "
-            "engine cannot freeze; normalise the weights before the closure"
-        )
-    row = None if padding is None else (padding % len(weight), weight[padding].detach().clone())
-    return func(*args, **kwargs), row
-
-
-def _padded_replay(mode: Any, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    out = func(*args, **kwargs)
-    if row is None:
-        return out
-    return torch.where((first(args, kwargs) == row[0]).unsqueeze(-1), row[1], out)
-
-
-PADDED = Rule(_padded_record, _padded_replay)
-"""Embeddings: to autograd the row of ``padding_idx`` is a constant."""
 
 
 # --- functions made of others ---------------------------------------------------------------------

@@ -20,23 +20,35 @@ class RandomState:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
-        self._own: dict[int, tuple[torch.Generator, Tensor]] = {}
+        self._own: list[tuple[torch.Generator, Tensor]] = []
 
     def meet(self, generator: torch.Generator | None) -> None:
         """A generator of the user's own: remember where it was when first seen."""
-        if generator is not None and id(generator) not in self._own:
-            self._own[id(generator)] = (generator, generator.get_state())
+        if generator is not None and not any(generator is known for known, _ in self._own):
+            self._own.append((generator, generator.get_state()))
+
+    def meet_again(self, place: int, generator: torch.Generator) -> bool:
+        """The generator met as number ``place`` in a later pass: whether it starts as the first
+        pass's did. One that a closure makes anew in each run takes the place of the other.
+        """
+        if place >= len(self._own):
+            return False
+        known, first = self._own[place]
+        if generator is not known and not torch.equal(generator.get_state(), first):
+            return False
+        self._own[place] = (generator, first)
+        return True
 
     def begin(self, state: list[Tensor]) -> None:
         """Go back to where a pass begins: the global state given, own generators as first seen."""
         self.write(state[: 1 + len(self._cuda)])
-        for generator, first in self._own.values():
+        for generator, first in self._own:
             generator.set_state(first)
 
     def read(self) -> list[Tensor]:
         """A copy of the state: 5 kB and some microseconds."""
         states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self._cuda)]
-        return states + [generator.get_state() for generator, _ in self._own.values()]
+        return states + [generator.get_state() for generator, _ in self._own]
 
     def write(self, state: list[Tensor]) -> None:
         """Go (back) to a state; generators met later keep theirs."""
@@ -44,7 +56,7 @@ class RandomState:
         for device, part in zip(self._cuda, state[1:], strict=False):
             torch.cuda.set_rng_state(part, device)
         own = state[1 + len(self._cuda) :]
-        for (generator, _), part in zip(self._own.values(), own, strict=False):
+        for (generator, _), part in zip(self._own, own, strict=False):
             generator.set_state(part)
 
     def equals(self, state: list[Tensor]) -> bool:

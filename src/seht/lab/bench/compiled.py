@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from seht.lab.bench import rows, timing
 from seht.lab.bench.cases import Case
-from seht.lab.bench.results import CaseResult, RowResult, Say, Settings, fill
+from seht.lab.bench.results import CaseResult, RowResult, Say, Settings, brief, fill
 
 
 def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -> None:
@@ -16,8 +18,7 @@ def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -
         return
 
     def failed(key: str, error: Exception) -> None:
-        text = " ".join(str(error).split())[:300]
-        result.notes.append(f"compiled `{key}`: not measured: {type(error).__name__}: {text}")
+        result.notes.append(f"compiled `{key}`: not measured: {brief(error)}")
         say(result.notes[-1])
 
     say("compiling, which takes minutes")
@@ -32,6 +33,7 @@ def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -
             rounds=settings.rounds,
             slow_rounds=0,
             budget=settings.budgets[result.name] / 2,
+            warm=math.inf,  # that is where things are compiled
             failed=failed,
             said=lambda key, t: say(f"compiled {key}: {t.ratios[-1]:.2f} plain steps"),
         )

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from seht.lab.bench.cases import CASES, Problem
+from seht.lab.bench.results import brief
 from seht.lab.bench.rows import Row, table
 from seht.lab.bench.runners import Penalty
 
@@ -124,7 +125,7 @@ def main(arguments: list[str]) -> None:
             try:
                 found = peak_of(rows[key], case, scale, checks)
             except Exception as error:
-                found = {"row": key, "error": " ".join(str(error).split())}
+                found = {"row": key, "error": brief(error)}
             print(json.dumps(found), flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)

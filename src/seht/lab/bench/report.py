@@ -50,9 +50,9 @@ momentum), in plain steps of the same model.
   same draw on a float64 copy of the model (`kinks="free"`: from that of tr(H), which it is not);
   the median of {error_draws} draws, after {train} steps of training.
 - **variance**: E|g - m|^2 / |m|^2, g the penalty's gradient and m its mean over draws, unbiased, up
-  to {variance_draws} draws, after {train} steps of training; +- the standard error (jackknife). Rows
-  with the same draws share it, five probes have a fifth. SEHT-D is rescaled to estimate the whole
-  trace; `on=` draws another quarter of the batch for each probe.
+  to {variance_draws} draws, after {train} steps of training; +- the standard error (jackknife).
+  Rows with the same draws share it, five probes have a fifth. SEHT-D is rescaled to estimate the
+  whole trace; `on=` draws another quarter of the batch for each probe.
 - **variance x time** ranks the estimators of one quantity: less is better.
 """
 

@@ -108,6 +108,12 @@ class CaseResult:
         return asdict(self)
 
 
+def brief(error: Exception) -> str:
+    """The first line of what went wrong."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
 def fill(results: list[RowResult], found: dict[str, Timing]) -> None:
     """Enter the times."""
     for row in results:

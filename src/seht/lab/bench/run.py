@@ -16,7 +16,7 @@ from seht.lab.bench import memory, rows, timing
 from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
 from seht.lab.bench.cases import CASES, Case
 from seht.lab.bench.compiled import run_compiled
-from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, fill
+from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, brief, fill
 from seht.lab.bench.rows import Row
 from seht.lab.bench.runners import Penalty, Runner
 
@@ -74,7 +74,7 @@ class _Bench:
         return self.found
 
     def _failed(self, key: str, error: Exception) -> None:
-        text = " ".join(str(error).split())
+        text = brief(error)
         notes = self.found.row(key).notes
         if text not in notes:
             notes.append(text)
@@ -151,7 +151,7 @@ class _Bench:
         for row, found in zip(self.table, self.found.rows, strict=True):
             try:
                 found.error = errors.of(row)
-            except (RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:
                 self._failed(row.key, error)
             if found.error is not None:
                 self.say(f"{row.key}: error {found.error:.1e}")
@@ -167,7 +167,7 @@ class _Bench:
                 seen[row.key], chance = draw_moments(
                     row, problem, self.settings.variance_draws, self.settings.variance_seconds
                 )
-            except (RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:
                 self._failed(row.key, error)
                 continue
             first = seen.get(f"{row.curvature or 'ggn'}/scalar")

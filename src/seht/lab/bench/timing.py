@@ -93,21 +93,25 @@ def time_rows(
     rounds: int,
     slow_rounds: int,
     budget: float,
+    warm: float | None = None,
     failed: Callable[[str, Exception], None],
     said: Callable[[str, Timing], None] = lambda key, timing: None,
 ) -> tuple[dict[str, Timing], Clock]:
     """Time every row, round by round, until the rounds or the budget (in seconds) are through.
 
+    ``warm`` are the seconds before, in which every row may run once; a sixth of the budget if not
+    given.
     ``failed`` hears of rows that raise; rows that the budget did not reach are missing.
     """
     gc.collect()
     gc.freeze()  # the collections between rows need not look at all of torch again
     try:
         clock = Clock(problem)
-        turns = _Turns(clock, rows, slow, time.perf_counter() + budget, failed, said)
-        turns.warm_up(budget / 6)
+        turns = _Turns(clock, rows, slow, failed, said)
+        turns.warm_up(budget / 6 if warm is None else warm)
+        end = time.perf_counter() + budget
         for turn in range(rounds):
-            turns.run(turn, with_slow=turn < slow_rounds)
+            turns.run(turn, end, with_slow=turn < slow_rounds)
     finally:
         gc.unfreeze()
     return turns.found, clock
@@ -121,13 +125,12 @@ class _Turns:
         clock: Clock,
         rows: dict[str, Runner],
         slow: set[str],
-        end: float,
         failed: Callable[[str, Exception], None],
         said: Callable[[str, Timing], None],
     ) -> None:
         # Slow rows last, so that a short budget is spent on the others.
         self._rows = dict(sorted(rows.items(), key=lambda item: item[0] in slow))
-        self._clock, self._slow, self._end = clock, slow, end
+        self._clock, self._slow = clock, slow
         self._failed, self._said = failed, said
         self._about: dict[str, float] = {}
         self._last: dict[str, float] = {}
@@ -143,10 +146,10 @@ class _Turns:
             if key not in self._slow and time.perf_counter() < end:
                 self._ratio(key, 0)
 
-    def run(self, turn: int, *, with_slow: bool) -> None:
+    def run(self, turn: int, end: float, *, with_slow: bool) -> None:
         """One round, as far as the time allows."""
         for key in list(self._rows):
-            left = self._end - time.perf_counter()
+            left = end - time.perf_counter()
             if (key in self._slow and not with_slow) or left < self._last.get(key, 0.0):
                 continue
             ratio = self._ratio(key, turn)
@@ -160,7 +163,7 @@ class _Turns:
         start = time.perf_counter()
         try:
             ratio = self._clock.ratio(self._rows[key], turn, self._about.get(key, math.inf))
-        except (RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # whatever it is, the other rows are still wanted
             self._failed(key, error)
             del self._rows[key]
             return None

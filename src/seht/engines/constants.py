@@ -1,0 +1,90 @@
+"""Rules for what autograd holds constant: a perturbed pass gets what the centre pass got."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.engines.rules import KinkError, Rule, first
+
+
+def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    out = func(*args, **kwargs)
+    return out, (out, mode.state_after(func))
+
+
+def _constant_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    out, state = decision
+    mode.jump_to(state)
+    return out
+
+
+CONSTANT = Rule(_constant_record, _constant_replay)
+
+
+def _cast_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    out = func(*args, **kwargs)
+    smooth = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
+    return out, None if smooth else out  # x.type() is a string
+
+
+def _cast_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs) if decision is None else decision
+
+
+CAST = Rule(_cast_record, _cast_replay)
+"""Constant where the result is integer or boolean."""
+
+
+def _detached_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    out = func(*args, **kwargs)
+    return out, out.clone()
+
+
+def _detached_replay(mode: Any, kept: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    out.data = kept.clone()  # new memory: the old one may be saved for a backward
+    return out
+
+
+DETACHED = Rule(_detached_record, _detached_replay)
+"""``detach_``."""
+
+
+def _gradient_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    out = func(*args, **kwargs)
+    graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
+    return out, None if graph else out
+
+
+def _gradient_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs) if decision is None else decision
+
+
+GRADIENT = Rule(_gradient_record, _gradient_replay)
+"""A gradient taken inside the closure: a constant, unless it keeps its graph."""
+
+
+def _padded_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
+    if kwargs.get("max_norm", args[3] if len(args) > 3 else None) is not None:
+        raise KinkError(
+            "embedding with max_norm rewrites its weights in every pass, which the difference "
+            "engine cannot freeze; normalise the weights before the closure"
+        )
+    row = None if padding is None else (padding % len(weight), weight[padding].detach().clone())
+    return func(*args, **kwargs), row
+
+
+def _padded_replay(mode: Any, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    if row is None:
+        return out
+    return torch.where((first(args, kwargs) == row[0]).unsqueeze(-1), row[1], out)
+
+
+PADDED = Rule(_padded_record, _padded_replay)
+"""Embeddings: to autograd the row of ``padding_idx`` is a constant."""

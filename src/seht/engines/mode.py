@@ -1,0 +1,105 @@
+"""The function mode that records and the one that replays: what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import CompileContext
+from torch.overrides import TorchFunctionMode
+
+from seht.engines.kinks import DETACH, RANDOM
+from seht.engines.state import RandomState
+from seht.engines.witness import Witness
+
+_VIEWS = torch._C._set_view_replay_enabled
+
+
+class Mode(TorchFunctionMode):
+    """What the two have in common: where in the closure a call comes from."""
+
+    def __init__(self, random: RandomState, compact: bool) -> None:
+        super().__init__()
+        self.random = random
+        self.compact = compact
+        """Keep masks instead of whole outputs: less memory, where the centre's graph is gone."""
+        self.constant = False
+        """Inside the user's no_grad: everything is a constant to autograd."""
+        self._compiled = False
+        self._opened = False
+        """Inside an enable_grad in the forward of a custom Function."""
+        self.witness: Witness | None = None
+        self.depth = 0
+        """How many composite functions we are inside of."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look the function up; most pass."""
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return self._call(func, args, kwargs)
+        if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
+            return func(*args, **kwargs)
+        if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
+            self._compiled = args[0]
+        if self._compiled or func is _VIEWS:
+            return func(*args, **kwargs)
+        if self.witness is None:
+            return self._call(func, args, kwargs)
+        self.witness.see(func, args, kwargs)
+        out = self._call(func, args, kwargs)
+        self.witness.made(func, out)
+        return out
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def frozen(self) -> bool:
+        """Whether autograd tracks nothing here, because the user said so."""
+        if self.constant:
+            return True
+        if torch.compiler.is_compiling():  # a compiler handles the user's no_grad itself
+            return not torch.is_grad_enabled()
+        return torch.is_inference_mode_enabled()
+
+    def hidden(self) -> bool:
+        """Whether this is the forward of a custom Function, which is not tracked either."""
+        return not torch.is_grad_enabled() and not self.frozen()
+
+    def switch(self, on: bool) -> bool:
+        """Follow the user's no_grad; whether a stretch of constants ends here."""
+        if (
+            self._opened or self.hidden()
+        ):  # the Function has switched off unseen, and will switch on
+            self._opened = on
+            return False
+        ended, self.constant = self.constant and on, not on
+        return ended
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """On again, for the parts of a composite function."""
+        self.depth += 1
+        try:
+            with self:
+                yield
+        finally:
+            self.depth -= 1
+
+    def state_after(self, func: Any) -> list[Tensor] | None:
+        """The random state after a call that consumed some of it."""
+        return self.random.read() if func in RANDOM else None
+
+    def jump_to(self, state: list[Tensor] | None) -> None:
+        """Skip the random numbers that a replayed call does not draw again."""
+        if state is not None:
+            self.random.write(state)
+
+
+def idle(func: Any) -> bool:
+    """A detach in the forward of a custom Function, where nothing is tracked anyway."""
+    return func in DETACH and not torch.is_grad_enabled()

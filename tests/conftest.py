@@ -1,0 +1,32 @@
+"""Settings every test shares: one thread, fixed seeds, and how hard hypothesis tries."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+EVERYTHING = os.environ.get("SEHT_TESTS") == "all"  # `make test-all` sets it
+
+# The fast run is the same on every machine and every day; the long one looks further each time.
+slow_is_fine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fast", max_examples=20, derandomize=True, **slow_is_fine)
+settings.register_profile("all", max_examples=1000, print_blob=True, **slow_is_fine)
+settings.load_profile("all" if EVERYTHING else "fast")
+
+# The tensors are small, and the test processes already fill the cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)

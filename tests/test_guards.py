@@ -1,0 +1,192 @@
+"""The guard rails: loud once when the objective runs away, silent on healthy noise."""
+
+import dataclasses
+import random
+import warnings
+
+import pytest
+import torch
+from helpers import closure_of, every_engine, network
+from torch import nn
+
+import seht
+from seht.guards import Guard
+
+WEIGHT = 1e-3
+
+
+def feed(guard, traces, *, loss=1.0, weight=WEIGHT):
+    """The warnings that these traces raise, and the step of the first."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = None
+        for step, trace in enumerate(traces):
+            guard.update(loss=loss, trace=trace, penalty=weight * trace, weight=weight)
+            if caught and first is None:
+                first = step
+    assert all(w.category is seht.PenaltyWarning for w in caught)
+    return [str(w.message) for w in caught], first
+
+
+def noisy(mean, count, seed, spread=1.0):
+    draw = random.Random(seed)
+    return [draw.gauss(mean, spread) for _ in range(count)]
+
+
+# --- loud -------------------------------------------------------------------------------------
+
+
+def test_a_trace_that_drifts_below_zero_warns_once_with_the_fix():
+    drift = [50 - 0.5 * k + noise for k, noise in enumerate(noisy(0, 1000, 0, spread=20))]
+    said, first = feed(Guard(), drift, weight=1e-6)
+    assert len(said) == 1
+    assert 100 < first < 200  # the mean passes zero at step 100; the memory is 20 steps
+    for word in (
+        "below zero",
+        "negative curvature",
+        "1e-06",
+        "warmup=",
+        "limit=",
+        'curvature="ggn"',
+    ):
+        assert word in said[0]
+
+
+@pytest.mark.parametrize("mean", [-1.0, -2.0, -1780.0])
+def test_negative_traces_are_noticed_through_noise_as_large_as_they(mean):
+    for seed in range(50):
+        said, first = feed(Guard(), noisy(mean, 200, seed, spread=abs(mean)), weight=1e-9)
+        assert len(said) == 1 and first < 100
+
+
+def test_a_penalty_that_outgrows_the_loss_warns_once_with_the_fix():
+    said, first = feed(Guard(), [100.0 * 1.05**k for k in range(200)], loss=1.0, weight=1e-3)
+    assert len(said) == 1
+    assert 0.001 * 100 * 1.05**first > 1
+    for word in ("outgrows the loss", "0.001", "warmup=", "limit=0.5"):
+        assert word in said[0]
+
+
+def test_both_warnings_may_come():
+    said, _ = feed(Guard(), noisy(-5000, 300, 1, spread=100))
+    assert len(said) == 2
+
+
+# --- silent -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mean", "runs", "allowed"),
+    [
+        (0.25, 200, 0),  # one probe's scatter of 400 %: bound below 1e-4 a run
+        (0.1, 200, 1),  # 1,000 %: below 0.1 % a run
+        (0.0, 200, 3),  # no curvature at all: below 0.5 % a run of 2,000 steps
+    ],
+)
+def test_healthy_noisy_traces_raise_no_alarm(mean, runs, allowed):
+    alarms = sum(bool(feed(Guard(), noisy(mean, 2000, seed))[0]) for seed in range(runs))
+    assert alarms <= allowed
+
+
+def test_single_outliers_raise_no_alarm():
+    for seed in range(20):
+        traces = noisy(5, 500, seed)
+        traces[100], traces[300] = -1e4, -1e6
+        assert feed(Guard(), traces, weight=1e-9)[0] == []
+
+
+def test_a_few_estimates_are_no_evidence():
+    assert feed(Guard(), [-1.0] * 19, weight=1e-9) == ([], None)
+    assert feed(Guard(), [-1.0] * 20, weight=1e-9)[1] == 19
+
+
+def test_losses_of_zero_do_not_divide():
+    guard = Guard()
+    feed(guard, [0.0] * 30, loss=0.0)
+    assert guard.share == 0.0
+    assert feed(guard, [1.0] * 30, loss=0.0)[0]
+
+
+# --- state ------------------------------------------------------------------------------------
+
+
+def test_the_running_means():
+    guard = Guard()
+    feed(guard, [1.0, 2.0, 6.0], loss=-2.0, weight=0.1)
+    assert guard.trace == pytest.approx(3.0)  # a plain mean while the memory fills
+    assert guard.spread == pytest.approx(14 / 3)
+    assert guard.share == pytest.approx(0.15)
+    feed(guard, [10.0] * 1000, weight=0.01)
+    assert guard.trace == pytest.approx(10.0)
+    assert guard.trace_error == pytest.approx(0.0, abs=1e-6)
+    assert guard.share == pytest.approx(0.1)
+
+
+def test_the_standard_error_is_that_of_the_running_mean():
+    means, errors = [], []
+    for seed in range(400):
+        guard = Guard()
+        feed(guard, noisy(3, 150, seed))
+        means.append(guard.trace)
+        errors.append(guard.trace_error)
+    scatter = torch.tensor(means).std().item()
+    assert sum(errors) / len(errors) == pytest.approx(scatter, rel=0.15)
+
+
+class Bowl(nn.Module):
+    """Its Hessian is ``curvature`` times the identity: every probe gives the same trace."""
+
+    def __init__(self, curvature):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 2, dtype=torch.float64))
+        self.curvature = curvature
+
+    def loss(self):
+        return self.curvature * self.weight.square().sum() / 2 + 10
+
+
+@every_engine
+def test_a_saddle_warns_once_at_the_user_s_line_and_a_resumed_run_stays_quiet(engine):
+    def calls(penalty, count):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(count):
+                penalty(model.loss)
+        return [w for w in caught if "below zero" in str(w.message)]
+
+    model = Bowl(-1.0)
+    penalty = seht.HessianTrace(model, weight=WEIGHT, engine=engine)
+    assert calls(penalty, 15) == []
+    twin = seht.HessianTrace(model, weight=WEIGHT, engine=engine)
+    twin.load_state_dict(penalty.state_dict())
+    assert dataclasses.asdict(twin.guard) == dataclasses.asdict(penalty.guard)
+    (said,) = calls(twin, 15)  # it goes on counting where the other stopped
+    assert said.filename == __file__
+    heir = seht.HessianTrace(model, weight=WEIGHT, engine=engine)
+    heir.load_state_dict(twin.state_dict())
+    assert calls(heir, 40) == []
+    assert heir.guard.count == 70 and heir.guard.trace == pytest.approx(-2, rel=1e-3)
+
+
+@every_engine
+def test_only_penalised_steps_count(engine):
+    model = network(norm=False)
+    penalty = seht.HessianTrace(model, weight=WEIGHT, every=3, warmup=2, engine=engine)
+    for _ in range(9):
+        penalty(closure_of(model))
+    assert penalty.guard.count == 3
+    assert penalty.guard.loss == pytest.approx(penalty.last.loss)
+
+
+@every_engine
+def test_a_healthy_training_run_is_quiet(engine):
+    model = network()
+    penalty = seht.HessianTrace(model, weight=1e-5, engine=engine, warmup=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", seht.PenaltyWarning)
+        for _ in range(60):
+            optimizer.zero_grad()
+            penalty(closure_of(model)).backward()
+            optimizer.step()
+    assert penalty.guard.count == 55

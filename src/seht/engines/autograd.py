@@ -18,7 +18,8 @@ runs (:mod:`seht.safe_ops`).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -56,10 +57,11 @@ class AutogradEngine:
             with boundary or nullcontext(), safe_ops():
                 output = task.closure()
             loss = check_loss(split(output)[0])
-            if boundary is None:
-                trace, unused = hutchinson(loss, task)
-            else:
-                trace, unused = gauss_newton(loss, boundary, task)
+            with _explained():
+                if boundary is None:
+                    trace, unused = hutchinson(loss, task)
+                else:
+                    trace, unused = gauss_newton(loss, boundary, task)
         if not task.differentiable:
             loss, trace = loss.detach(), trace.detach()
         return Estimate(loss, trace, output, unused, error=0.0, commit=buffers.commit)
@@ -93,27 +95,9 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
     v = dot(list(gradient.values()), direction)
     if not v.requires_grad:  # the loss is linear in these weights
         return v.new_zeros(())
-    try:
-        h = torch.autograd.grad(
-            v,
-            omega,
-            create_graph=task.differentiable,
-            retain_graph=True,
-            materialize_grads=True,
-        )
-    except RuntimeError as error:
-        if isinstance(error, CheckpointError):
-            raise RuntimeError(
-                "activation checkpointing recomputes its part of the model in the backward pass, "
-                "where engine='autograd' cannot replace what is wrong at the third order; switch "
-                "it off on penalised steps"
-            ) from error
-        if "double backward" in str(error) or "not implemented" in str(error):
-            raise RuntimeError(
-                f"an operator of the model has no second derivative ({error}); "
-                "use engine='difference', which needs first derivatives only"
-            ) from error
-        raise
+    h = torch.autograd.grad(
+        v, omega, create_graph=task.differentiable, retain_graph=True, materialize_grads=True
+    )
     return dot(list(h), direction)
 
 
@@ -158,6 +142,26 @@ def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, 
         )
         trace = trace + dot(list(product), list(direction))
     return trace * (task.estimator.scale / task.estimator.probes), unused
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do where PyTorch only says what is missing."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise RuntimeError(
+            "activation checkpointing recomputes its part of the model in the backward pass, where "
+            "engine='autograd' cannot replace what is wrong at the third order; switch it off on "
+            "penalised steps"
+        ) from error
+    except RuntimeError as error:
+        if "double backward" in str(error) or "not implemented" in str(error):
+            raise RuntimeError(
+                f"an operator of the model has no second derivative ({error}); "
+                "use engine='difference', which needs first derivatives only"
+            ) from error
+        raise
 
 
 def refuse_compiled(model: nn.Module) -> None:

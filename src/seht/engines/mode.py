@@ -46,13 +46,15 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
             self._compiled = args[0]
+            if self.witness is not None:
+                self.witness.blind = True
         if self._compiled or func is _VIEWS:
             return func(*args, **kwargs)
         if self.witness is None:
             return self._call(func, args, kwargs)
-        self.witness.see(func, args, kwargs)
+        self.witness.see(func, args, kwargs, frozen=self.frozen())
         out = self._call(func, args, kwargs)
-        self.witness.made(func, out)
+        self.witness.made(func, args, out)
         return out
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -103,3 +105,11 @@ class Mode(TorchFunctionMode):
 def idle(func: Any) -> bool:
     """A detach in the forward of a custom Function, where nothing is tracked anyway."""
     return func in DETACH and not torch.is_grad_enabled()
+
+
+def checkpointed() -> bool:
+    """Whether what is computed here will be computed again in the backward pass."""
+    if torch.compiler.is_compiling():
+        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE, KINKS
-from seht.engines.mode import Mode, idle
+from seht.engines.mode import Mode, checkpointed, idle
 from seht.engines.prefix import (
     Prefix,
     StandIns,
@@ -101,6 +101,11 @@ class Recorder(Mode):
                 f"{name(func)} inside a custom autograd.Function decides something that the "
                 "difference engine cannot freeze; wrap its apply with seht.register_kink, or use "
                 "engine='autograd'"
+            )
+        if rule.taped and checkpointed():
+            raise KinkError(
+                f"{name(func)} lies in an activation checkpoint, whose recomputation would decide "
+                "anew in the backward pass; switch checkpointing off on penalised steps"
             )
         out, decision = rule.record(self, func, args, kwargs)
         if rule.taped:
@@ -235,4 +240,3 @@ class Replayer(Mode):
             raise unrepeatable("it drew other random numbers than before")
         if self.witness is not None:
             self.witness.finish()
-            self.witness.compare_values()

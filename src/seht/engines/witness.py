@@ -1,14 +1,17 @@
 """Whether a closure repeats itself: the sequence of its operations and what they read.
 
 A hidden state carried in an outer variable, another batch drawn inside, random numbers from
-elsewhere: each shows as another operation, another number or another outside tensor. Looking costs
-some 40 microseconds per operation, so it is done on the first steps and now and then; the cheap
-guards of :mod:`seht.engines.replay` watch the rest.
+elsewhere: each shows as another operation, another number or another outside tensor. What matters
+is what reaches the loss: a tensor made from something else than before is an error only where it
+meets the graph, so that a running mean for the log may go on. Looking costs some 40 microseconds
+per operation, so it is done on the first steps and now and then; the cheap guards of
+:mod:`seht.engines.replay` watch the rest.
 """
 
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +19,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from seht.engines.kinks import IN_PLACE
+from seht.engines.prefix import root_of, tensors, version
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+_SAMPLE = 64
 
 
 class UnrepeatableError(RuntimeError):
@@ -33,6 +38,25 @@ def unrepeatable(what: str) -> UnrepeatableError:
     )
 
 
+@dataclass
+class _Outside:
+    """A tensor that the closure reads and did not make."""
+
+    tensor: Tensor  # kept alive, so that its identity means something
+    version: int | None
+    """None where the closure itself has written into it: then its content must be the same."""
+    bits: Tensor | None
+    """Some entries: a write through ``.data`` or NumPy leaves no other trace."""
+
+    def same_as(self, other: object) -> bool:
+        if not isinstance(other, _Outside) or (self.version is None) != (other.version is None):
+            return False
+        if self.tensor is not other.tensor and self.version is not None:
+            # Made anew in each run (from_numpy, say): the same as long as it holds the same.
+            return _equal(_bits(self.tensor), _bits(other.tensor))
+        return self.version == other.version and _equal(self.bits, other.bits)
+
+
 class Witness:
     """Notes what a pass does; a second one compares a later pass with it."""
 
@@ -41,33 +65,51 @@ class Witness:
         self._exempt = exempt
         self._before = before
         self._inside: dict[int, weakref.ref[Tensor]] = {}
+        self._written: dict[int, Tensor] = {}
+        self._changed: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        """What is not as it was before, and why."""
         self._calls: list[tuple[Any, list[Any]]] = []
-        self._blind: bool = before is not None and before._blind and not before._calls
+        self._reason: str | None = None
+        self.blind: bool = before is not None and before.blind and not before._calls
 
-    def see(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Before a call: what it is given."""
-        if self._blind or isinstance(func, OpOverload) or name(func).startswith("_set_"):
-            self._blind = True  # compiled code, whose inside differs between the passes
+    def see(self, func: Any, args: Any, kwargs: dict[str, Any], *, frozen: bool) -> None:
+        """Before a call: what it is given. ``frozen`` calls return what they did before."""
+        self._reason = None
+        if isinstance(func, OpOverload):
+            self.blind = True  # compiled code, whose inside differs between the passes
+        if self.blind:
             return
-        target = args[0] if func in IN_PLACE and args else None
+        target = args[0] if func in IN_PLACE and args and isinstance(args[0], Tensor) else None
         found: list[Any] = []
-        self._describe((args, kwargs), target, found)
-        place = len(self._calls)
+        if not frozen:
+            self._describe((args, kwargs), target, found)
         self._calls.append((func, found))
+        given = list(tensors((args, tuple(kwargs.values()))))
         if self._before is not None:
-            self._compare(place, func, found)
+            self._reason = self._compare(len(self._calls) - 1, func, found)
+            if not frozen:
+                self._reason = next(filter(None, map(self._why, given)), self._reason)
+        if frozen:
+            self._reason = None
+        elif self._reason is not None and any(t.requires_grad for t in given):
+            raise unrepeatable(self._reason)
+        elif target is not None:
+            self._write(root_of(target))
 
-    def made(self, func: Any, out: Any) -> None:
+    def made(self, func: Any, args: Any, out: Any) -> None:
         """After a call: its results are the closure's own."""
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
+        if self._reason is not None and func in IN_PLACE:
+            out = (out, args[0], root_of(args[0]))
+        for tensor in tensors(out):
+            if self._reason is not None:
+                self._changed[id(tensor)] = (weakref.ref(tensor), self._reason)
+            # What is made from numbers is compared where it is used, as an outside tensor.
+            if func not in _FROM_NUMBERS and id(tensor) not in self._written:
                 self._inside[id(tensor)] = weakref.ref(tensor)
-                if func in _FROM_NUMBERS and self._calls and not self._blind:
-                    self._calls[-1][1].append(("values", tensor.detach().flatten()[:16].tolist()))
 
     def finish(self) -> None:
         """Nothing may be missing at the end."""
-        if self._before is None or self._blind or self._before._blind:
+        if self._before is None or self.blind or self._before.blind:
             return
         if len(self._calls) < len(self._before._calls):
             func = self._before._calls[len(self._calls)][0]
@@ -77,8 +119,7 @@ class Witness:
         if isinstance(value, Tensor):
             found.append(("shape", tuple(value.shape), value.dtype))
             if value is not target and not self._own(value):
-                # The reference keeps the tensor alive, so that its identity means something.
-                found.append((value, value._version))
+                found.append(self._outside(value))
         elif isinstance(value, (tuple, list)):
             for item in value:
                 self._describe(item, target, found)
@@ -86,12 +127,23 @@ class Witness:
             for key, item in value.items():
                 found.append(key)
                 self._describe(item, target, found)
-        elif isinstance(value, (int, float, str, bool, type(None))):
-            found.append(repr(value))
         elif isinstance(value, slice):
             self._describe((value.start, value.stop, value.step), target, found)
+        elif isinstance(value, (int, float, complex, str, type(None), torch.dtype, torch.device)):
+            found.append(repr(value))
+        elif hasattr(value, "tobytes"):  # NumPy's arrays and numbers
+            found.append((type(value), getattr(value, "shape", None), value.tobytes()))
         else:
             found.append(type(value))
+
+    def _outside(self, value: Tensor) -> _Outside:
+        if id(value) in self._written:
+            return _Outside(value, None, _bits(value))
+        still = value.device.type == "cpu" and not value.requires_grad  # weights move
+        few = value.detach().reshape(-1) if still and value.is_contiguous() else None
+        if few is not None:
+            few = _bits(few[:: -(-few.numel() // _SAMPLE) or 1])
+        return _Outside(value, version(value), few)
 
     def _own(self, tensor: Tensor) -> bool:
         known = self._inside.get(id(tensor))
@@ -100,44 +152,43 @@ class Witness:
         node = tensor.grad_fn
         return node is not None and node._sequence_nr() >= self._since
 
-    def _compare(self, place: int, func: Any, found: list[Any]) -> None:
+    def _write(self, tensor: Tensor) -> None:
+        if not self._own(tensor):
+            self._written[id(tensor)] = tensor
+
+    def _why(self, tensor: Tensor) -> str | None:
+        known, reason = self._changed.get(id(tensor), (None, None))
+        return reason if known is not None and known() is tensor else None
+
+    def _compare(self, place: int, func: Any, found: list[Any]) -> str | None:
         assert self._before is not None
         if place >= len(self._before._calls):
-            if self._before._blind:
-                return
+            if self._before.blind:
+                return None
             raise unrepeatable(f"it did more than before, from {name(func)} on")
         known, before = self._before._calls[place]
         if known != func:
             raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
-        before = [b for b in before if not (isinstance(b, tuple) and b[0] == "values")]
         if len(before) != len(found):
-            raise unrepeatable(f"{name(func)} was given something else than before")
+            return f"{name(func)} was given something else than before"
         for old, new in zip(before, found, strict=True):
-            if not _same(old, new):
-                outside = isinstance(new, tuple) and isinstance(new[0], Tensor)
-                what = (
-                    "read another tensor from outside" if outside else "was given another argument"
-                )
-                raise unrepeatable(f"{name(func)} {what} than before")
-
-    def compare_values(self) -> None:
-        """Tensors made from Python numbers must hold the same numbers."""
-        if self._before is None:
-            return
-        for (func, old), (_, new) in zip(self._before._calls, self._calls, strict=False):
-            if func in _FROM_NUMBERS and repr(old) != repr(new):
-                raise unrepeatable(f"{name(func)} was given other numbers than before")
+            if isinstance(old, _Outside):
+                if not old.same_as(new):
+                    return f"{name(func)} read another tensor from outside than before"
+            elif old != new:
+                return f"{name(func)} was given another argument than before"
+        return None
 
 
-def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, tuple) and isinstance(old[0], Tensor):
-        if not (isinstance(new, tuple) and isinstance(new[0], Tensor)):
-            return False
-        if old[0] is new[0]:
-            return bool(old[1] == new[1])
-        # Made anew in each run (from_numpy, say): the same as long as it holds the same.
-        return old[0].shape == new[0].shape and torch.equal(old[0], new[0])
-    return bool(old == new)
+def _bits(tensor: Tensor) -> Tensor:
+    """The content byte by byte, so that NaN equals itself; a copy."""
+    return tensor.detach().reshape(-1).clone().view(torch.uint8)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.device == b.device and torch.equal(a, b)
 
 
 def name(func: Any) -> str:

@@ -44,7 +44,7 @@ $(SETUP_STAMP): $(PINS) | $(VENV)/bin/pip
 
 $(DEMO_STAMP): $(PINS) | $(VENV)/bin/pip
 	@echo "Installing seht with what the demo needs (torch is large: minutes, the first time) ..."
-	@$(PIP) -e '.[lab]'
+	@$(PIP) -e '.[demo]'
 	@touch $@
 
 setup: $(SETUP_STAMP) ## create .venv with every extra; nothing when it is up to date

@@ -226,3 +226,22 @@ add("gru", text(recurrent("gru"), same_mask(next_token)))
 add("gpt", text(gpt))
 add("mlp", pictures(lambda: models.MLP(432, 6, 3)), smooth=False)
 add("mlp-tanh", pictures(lambda: models.MLP(432, 6, 3, activation="tanh")))
+
+
+class ViT(nn.Module):
+    """A vision transformer in small: patches, a class token, places, two encoder layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 4, 6, stride=6)
+        self.token, self.places = nn.Parameter(torch.zeros(1, 1, 4)), nn.Embedding(5, 4)
+        self.layers = nn.Sequential(encoder("gelu", True), encoder("gelu", True))
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places.weight
+        return self.head(self.norm(self.layers(x))[:, 0])
+
+
+add("vit", pictures(ViT))

@@ -5,6 +5,7 @@ another object. Where autograd has no second derivative, ``truth`` is the same f
 operations that have one.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ def problem(
 ) -> tuple[nn.Module, Callable[[], Tensor], list[Tensor]]:
     """``(model, closure, leaves)``, the same at every call; the leaves include the inputs."""
     torch.manual_seed(11)
-    model = Hidden(shape, function)
+    model = Hidden(shape, copy.deepcopy(function))  # a module has weights and buffers of its own
     x = torch.randn(shape[0], 3).double().requires_grad_()
 
     def closure() -> Tensor:

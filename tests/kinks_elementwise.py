@@ -102,7 +102,7 @@ add(
         "nan_to_num": lambda z: torch.nan_to_num(masked(z), neginf=0.5),
         "nan_to_num_": lambda z: masked(z).nan_to_num_(neginf=0.5),
         # The modulus of a complex number is smooth, and must not be taken for the other kind.
-        "abs-complex": lambda z: torch.fft.rfft(0.3 * z).abs(),
+        "abs-complex": lambda z: (torch.fft.rfft(0.1 * z) + 5).abs(),
     },
     crosses=False,
 )

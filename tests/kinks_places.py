@@ -40,7 +40,7 @@ add(
         "sort-indices": lambda z: z.gather(1, z.sort(1).indices.flip(0)) * EDGES,
         "topk": lambda z: z.topk(5).values,
         "topk-dim": lambda z: torch.topk(z, 3, dim=0, largest=False)[0],
-        "topk-scatter": lambda z: torch.zeros_like(z).scatter(1, z.topk(5).indices, z),
+        "topk-scatter": lambda z: torch.zeros_like(z).scatter(1, z.topk(5)[1], z.topk(5)[0]),
         "kthvalue": lambda z: z.kthvalue(7).values,
         "kthvalue-dim": lambda z: torch.kthvalue(z, 2, 0, keepdim=True)[0] * z,
         "mode": lambda z: z.mode(1).values,
@@ -68,12 +68,11 @@ add(
         "matrix_norm-keep": lambda z: torch.linalg.matrix_norm(z.view(6, 5, 8), -1, keepdim=True),
         "matrix_norm-dims": lambda z: torch.linalg.matrix_norm(z.view(6, 5, 8), torch.inf, (2, 0)),
         "normalize-1": lambda z: F.normalize(z, p=1) * 9,
-        "normalize-inf": lambda z: F.normalize(z, torch.inf, dim=0),
+        "normalize-inf": lambda z: F.normalize(z, torch.inf, dim=1),
         "dist-1": each(lambda row: torch.dist(row, row.flip(0) / 2, 1) / 5),
         "dist-inf": each(lambda row: row.dist(row.flip(0) / 2, p=torch.inf)),
         "pairwise_distance-1": lambda z: F.pairwise_distance(z, z.flip(1) / 2, 1) / 5,
         "pairwise_distance-inf": lambda z: F.pairwise_distance(z, z.flip(1) / 2, torch.inf),
-        "lp_pool1d-1": lambda z: F.lp_pool1d(z, 1, 4),
     }
 )
 # Smooth, although their functions are in the table.
@@ -88,13 +87,14 @@ add(
         "normalize-2": lambda z: F.normalize(z) * 9,
         "pairwise_distance-2": lambda z: F.pairwise_distance(z, z.flip(1) / 2),
         "dist-2": each(lambda row: torch.dist(row, row.flip(0) / 2)),
+        "lp_pool1d-1": lambda z: F.lp_pool1d(z, 1, 4),
         "lp_pool1d-2": lambda z: F.lp_pool1d(z, 2, 4),
         "div": lambda z: torch.div(z, 1 + z.square()),
     },
     crosses=False,
 )
-add({"lp_pool2d-1": lambda z: F.lp_pool2d(z, 1, 2)}, IMAGE)
-add({"lp_pool3d-1": lambda z: F.lp_pool3d(z, 1, 2)}, VOLUME)
+add({"lp_pool2d-2": lambda z: F.lp_pool2d(z, 2, 2)}, IMAGE, crosses=False)
+add({"lp_pool3d-2": lambda z: F.lp_pool3d(z, 2, 2)}, VOLUME, crosses=False)
 
 
 # --- max-pooling ------------------------------------------------------------------------------

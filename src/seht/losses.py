@@ -5,6 +5,8 @@ Each is the definition in PyTorch's documentation; the names are those of ``torc
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -73,7 +75,7 @@ def huber(
     d = input - target
     size = d.abs()
     loss = torch.where(size <= delta, d * d / 2, delta * (size - delta / 2))
-    return _weighted(loss, reduction, weight)
+    return _reduce(loss if weight is None else loss * weight, reduction)
 
 
 def hinge_embedding(
@@ -163,3 +165,23 @@ def cosine_embedding(
     far = torch.where(target == -1, (cos - margin).clamp(min=0), 0.0)
     loss = torch.where(target == 1, 1 - cos, far)
     return _reduce(loss, _legacy(size_average, reduce, reduction))
+
+
+def gaussian_nll(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """(log v + (x - y)^2 / v) / 2 with v = max(var, eps)."""
+    variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if (variance < 0).any():
+        raise ValueError("var has negative entry/entries")
+    if variance.dim() == input.dim() - 1:
+        variance = variance.unsqueeze(-1)
+    # PyTorch clamps behind autograd's back: the derivative is that of var on both sides of eps.
+    variance = variance + (variance.clamp(min=eps) - variance).detach()
+    loss = (variance.log() + (input - target) ** 2 / variance) / 2
+    return _reduce(loss + math.log(2 * math.pi) / 2 if full else loss, reduction)

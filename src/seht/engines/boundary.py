@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Task
+from seht.engines.prefix import shares_memory
 from seht.probes import clean_name
 
 _active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)
@@ -32,16 +33,20 @@ def boundary(outputs: Any) -> Any:
 
 
 class Boundary:
-    """Collects the outputs of a pass: aliases, so that only the loss lies behind them."""
+    """Collects the outputs of a pass, and gives out copies: only the loss lies behind them."""
 
     def __init__(self, task: Task) -> None:
         self._module = _find(task.model, task.boundary)
         self._named = task.boundary is not None
+        self._weights = list(task.weights.values())
         self._depth = 0
+        self._calls = 0
+        self._origins: dict[int, tuple[Tensor, Tensor]] = {}
+        """By identity of what was given out: itself, and the output it was made from."""
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
         self.cut = False
-        """Give out leaves instead of aliases, so that the network's graph can go."""
+        """Make the outputs leaves, so that the network's graph can go."""
         self.roots: list[Tensor] = []
         self.made: set[int] = set()
         """The identities of what was given out, for those who ask where a tensor comes from."""
@@ -56,10 +61,11 @@ class Boundary:
         return self._alias(outputs, self._marked)
 
     def __enter__(self) -> Boundary:
-        self._hooked, self._marked, self.roots, self._depth = [], [], [], 0
+        self._hooked, self._marked, self.roots, self._origins = [], [], [], {}
+        self._depth = self._calls = 0
         self._token: Token[Boundary | None] = _active.set(self)
         self._handles = [
-            self._module.register_forward_pre_hook(self._enter),
+            self._module.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._module.register_forward_hook(self._leave, always_call=True),
         ]
         return self
@@ -69,12 +75,19 @@ class Boundary:
             handle.remove()
         _active.reset(self._token)
 
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._depth += 1
+        if self._depth > 1:
+            return None
+        self._calls += 1
+        # A hidden state that comes back is no output any more, but a part of the network.
+        return _map((args, kwargs), self._origin) if self._origins else None
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         self._depth -= 1
-        return self._alias(outputs, self._hooked) if self._depth == 0 else None
+        if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
+            return None
+        return self._alias(outputs, self._hooked)
 
     def _alias(self, value: Any, found: list[Tensor]) -> Any:
         return _map(value, lambda tensor: self._take(tensor, found))
@@ -83,13 +96,38 @@ class Boundary:
         if not tensor.requires_grad or not tensor.is_floating_point():
             return tensor
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
+            if any(shares_memory(weight, tensor) for weight in self._weights):
+                tensor = tensor.clone()  # a weight that is put out as it is would move with it
             if self.cut:
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
             else:
                 found.append(tensor.view_as(tensor))
-        self.made.add(id(found[-1]))
-        return found[-1]
+            given = found[-1].clone()  # the closure may write into it
+        self._origins[id(given)] = (given, tensor)
+        self.made.add(id(given))
+        return given
+
+    def _origin(self, tensor: Tensor) -> Tensor:
+        while id(tensor) in self._origins:
+            tensor = self._origins[id(tensor)][1]
+        return tensor
+
+    def _mixed(self) -> bool:
+        """Whether an output depends on another one, through more than the network."""
+        outputs = {z.grad_fn for z in self.outputs if z.grad_fn is not None}
+        if self._calls < 2 or not outputs:
+            return False
+        seen: set[Any] = set()
+        stack = [parent for node in outputs for parent, _ in node.next_functions]
+        while stack:
+            node = stack.pop()
+            if node in outputs:
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack.extend(parent for parent, _ in node.next_functions)
+        return False
 
     def check(self, curved: bool) -> None:
         """Refuse a boundary behind which nothing is curved: the trace would silently be 0."""
@@ -98,6 +136,13 @@ class Boundary:
                 'curvature="ggn": the closure never called the model'
                 + (" part that boundary= names" if self._named else "")
                 + ", so its outputs are unknown; mark them with seht.boundary(logits)"
+            )
+        if self._mixed():
+            raise RuntimeError(
+                'curvature="ggn": what the model puts out goes into the model again, changed on '
+                "the way, so that network and loss cannot be told apart; change it inside the "
+                "model, or mark what the loss is made from with seht.boundary(logits), after the "
+                "last call"
             )
         if not curved:
             raise RuntimeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class BorrowedBuffers:
         self._known: set[int] = set()
         self._clones: dict[int, Tensor] = {}
         self._loans: list[_Loan] = []
+        self._thread = threading.get_ident()
         self.clones: set[int] = set()
         """The identities of what the modules hold while the block runs; it may grow."""
         self.others: list[nn.Module] = list(others)
@@ -69,7 +71,8 @@ class BorrowedBuffers:
         self._loans.clear()
 
     def _meet(self, module: nn.Module, inputs: object) -> None:
-        if id(module) not in self._known:
+        # The hook is for all threads, and another one may train a model of its own.
+        if id(module) not in self._known and threading.get_ident() == self._thread:
             self.others.append(module)
             self._adopt(module)
 

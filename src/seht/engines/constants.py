@@ -12,7 +12,10 @@ from seht.engines.rules import KinkError, Rule, first
 
 def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
-    return out, (out, mode.state_after(func))
+    kept = out
+    if isinstance(out, Tensor) and out.requires_grad:  # with a gradient, which is always 0
+        kept = out.detach().requires_grad_()
+    return out, (kept, mode.state_after(func))
 
 
 def _constant_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
-from seht.engines.graph import handed_out, leaves_of, mark, quiet
+from seht.engines.graph import handed_out, leaves_of, mark, quiet, refuse_older
+from seht.engines.mode import Generators
 from seht.engines.passes import Gradient, add, times
 from seht.engines.replay import extra_run
 from seht.engines.state import RandomState, Weights
@@ -31,6 +32,7 @@ def noise_stability(task: Task) -> Estimate:
     random, weights = RandomState(task.weights.values()), Weights(task.weights)
     start = random.read()
     leaves: list[Tensor] = []
+    older = False
     total: Gradient = []
     mean = trace = torch.zeros((), dtype=torch.float64)
     output, end, commit = None, start, None
@@ -39,17 +41,24 @@ def noise_stability(task: Task) -> Estimate:
         for side in (e, -e):
             random.begin(start)
             buffers = BorrowedBuffers(task.model, others)
-            with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
-                since = mark()
-                with buffers:
-                    result = _run(task.closure, again=commit is not None)
-                loss = check_loss(split(result)[0])
-                if commit is None:
-                    output, commit, end = result, buffers.commit, random.read()
-                    others = buffers.others
-                    leaves, _ = leaves_of([loss], since)
-                with quiet(leaves):
-                    part: Gradient = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+            try:
+                with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
+                    since = mark()
+                    with buffers, Generators(random, again=commit is not None):
+                        result = _run(task.closure, again=commit is not None)
+                    loss = check_loss(split(result)[0])
+                    if commit is None:
+                        output, commit, end = result, buffers.commit, random.read()
+                        others = buffers.others
+                        leaves, older = leaves_of([loss], since)
+                        refuse_older(task.weights, [loss], since)
+                    with quiet(leaves):
+                        part: Gradient = list(
+                            torch.autograd.grad(loss, leaves, retain_graph=older, allow_unused=True)
+                        )
+            finally:
+                if commit is not None:
+                    random.write(end)
             along = sum(
                 (g * sigma[n]).sum().double()
                 for n, w in task.weights.items()
@@ -59,7 +68,6 @@ def noise_stability(task: Task) -> Estimate:
             mean = mean + share * loss.detach().double()
             trace = trace + task.estimator.scale * share * along / side
             total = add(total, times(part, share))
-            random.write(end)
     assert commit is not None
     reached = {id(leaf) for leaf in leaves}
     unused = report_unused(task, [n for n, w in task.weights.items() if id(w) not in reached])

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 _LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -46,6 +45,27 @@ def leaves_of(
     return leaves, older
 
 
+def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int) -> None:
+    """Refuse drawn weights in a graph older than ``since``: no pass would compute it anew."""
+    names = {id(w): name for name, w in weights.items()}
+    seen: set[Any] = set()
+    stack = [(root.grad_fn, False) for root in roots]
+    while stack:
+        node, old = stack.pop()
+        if node is None or (node, old) in seen:
+            continue
+        seen.add((node, old))
+        if not isinstance(node, _LEAF):
+            old = old or node._sequence_nr() < since
+        elif old and id(node.variable) in names:
+            raise RuntimeError(
+                f"parameter {names[id(node.variable)]!r} reaches the loss through tensors that "
+                "were computed before the closure, which cannot be computed anew at other "
+                "weights; compute them inside the closure, or detach() them"
+            )
+        stack.extend((parent, old) for parent, _ in node.next_functions)
+
+
 @contextmanager
 def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""
@@ -79,16 +99,35 @@ class Stored(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The stored gradients, times what comes from above."""
-        parts = [
-            None
-            if g is None
-            else (g * (grad * s).to(g.dtype) if isinstance(g, Tensor) else grad * s)
-            for g, s in zip(ctx.gradients, ctx.scales, strict=True)
-        ]
+        with torch.no_grad():
+            parts = [
+                None
+                if g is None
+                else (g * (grad * s).to(g.dtype) if isinstance(g, Tensor) else grad * s)
+                for g, s in zip(ctx.gradients, ctx.scales, strict=True)
+            ]
+        if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
+            parts = _once(parts)
         return (None, None, None, *parts)
+
+
+def _once(gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients that raise where they are differentiated again.
+
+    PyTorch's ``once_differentiable`` does so only where the gradient from above has a graph; a
+    plain ``backward(create_graph=True)`` would silently get the derivative of the centre's part.
+    """
+    given = [g.detach().requires_grad_() for g in gradients if g is not None]
+    raising = torch._C._functions.DelayedError(
+        "this result cannot be differentiated twice: its gradient is a difference of ordinary "
+        "gradients; use engine='autograd', whose results have all derivatives",
+        len(given),
+    )
+    out = raising(*given)
+    rest = iter((out,) if isinstance(out, Tensor) else out)
+    return [None if g is None else next(rest) for g in gradients]
 
 
 def handed_out(

@@ -167,6 +167,7 @@ KINKS: dict[Any, Rule] = {
     F.multi_margin_loss: composed(losses.multi_margin),
     F.triplet_margin_loss: composed(losses.triplet_margin),
     F.cosine_embedding_loss: composed(losses.cosine_embedding),
+    F.gaussian_nll_loss: composed(losses.gaussian_nll),
     **{
         f: opened(f)
         for f in (
@@ -176,7 +177,6 @@ KINKS: dict[Any, Rule] = {
             F.lp_pool2d,
             F.lp_pool3d,
             F.triplet_margin_with_distance_loss,
-            F.gaussian_nll_loss,
         )
     },
     **dict.fromkeys(_spellings("norm vector_norm"), norm("vector")),

@@ -12,8 +12,8 @@ from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
 from seht.engines.kinks import DETACH, RANDOM
-from seht.engines.state import RandomState
-from seht.engines.witness import Witness
+from seht.engines.state import RandomState, break_in
+from seht.engines.witness import Witness, unrepeatable
 
 _VIEWS = torch._C._set_view_replay_enabled
 
@@ -32,6 +32,8 @@ class Mode(TorchFunctionMode):
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
         self.witness: Witness | None = None
+        self.lenient = False
+        """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
         self.depth = 0
         """How many composite functions we are inside of."""
 
@@ -42,6 +44,7 @@ class Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return self._call(func, args, kwargs)
+        break_in()
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
@@ -52,7 +55,7 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if self.witness is None:
             return self._call(func, args, kwargs)
-        self.witness.see(func, args, kwargs, frozen=self.frozen())
+        self.witness.see(func, args, kwargs, frozen=self.frozen(), lenient=self.lenient)
         out = self._call(func, args, kwargs)
         self.witness.made(func, args, out)
         return out
@@ -113,3 +116,34 @@ def checkpointed() -> bool:
         return False
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+class Generators(TorchFunctionMode):
+    """Finds the random generators of a closure's own, and nothing else."""
+
+    def __init__(self, random: RandomState, *, again: bool) -> None:
+        super().__init__()
+        self._random = random
+        self._again = again
+        self._met: list[torch.Generator] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look for the argument ``generator``."""
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            break_in()
+        if "generator" in kwargs:
+            self.meet(kwargs["generator"])
+        return func(*args, **kwargs)
+
+    def meet(self, generator: torch.Generator | None) -> None:
+        """The first pass remembers where a generator starts, the others compare."""
+        if generator is None or any(generator is known for known in self._met):
+            return
+        self._met.append(generator)
+        if not self._again:
+            self._random.meet(generator)
+        elif not self._random.meet_again(len(self._met) - 1, generator):
+            raise unrepeatable("a random generator of its own did not start where it had")

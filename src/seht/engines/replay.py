@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE, KINKS
-from seht.engines.mode import Mode, checkpointed, idle
+from seht.engines.mode import Generators, Mode, checkpointed, idle
 from seht.engines.prefix import (
     Prefix,
     StandIns,
@@ -36,10 +37,12 @@ __all__ = ["Prefix", "Recorder", "Replayer", "extra_run", "replaying"]
 _SWITCH = torch._C._set_grad_enabled
 _ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 _replaying: ContextVar[bool] = ContextVar("seht_replaying", default=False)
+_asked: ContextVar[int] = ContextVar("seht_asked", default=0)
 
 
 def replaying() -> bool:
     """True in the extra runs of a closure: skip prints and metrics there."""
+    _asked.set(_asked.get() + 1)  # a closure that asks may leave something out
     return _replaying.get()
 
 
@@ -60,8 +63,9 @@ class Recorder(Mode):
         self, random: RandomState, *, compact: bool = False, prefix: Prefix | None = None
     ) -> None:
         super().__init__(random, compact)
-        self.tape: list[tuple[Any, Any, bool]] = []
-        """Function, decision, and whether to hand out copies of what the decision holds."""
+        self.tape: list[tuple[tuple[Any, bool], Any, bool]] = []
+        """Function and whether it was frozen; decision; whether to hand out copies of it."""
+        self.asked = _asked.get()
         # Compiled code is not replayed call by call: the centre and the others have own graphs.
         self.prefix = None if compiles() else prefix
         self._places: dict[int, int] = {}
@@ -72,8 +76,8 @@ class Recorder(Mode):
         if func is _SWITCH:
             ended = self.switch(args[0])
             func(*args)
-            if ended:
-                self._remember(func, self.random.read())
+            if ended and not torch.compiler.is_compiling():
+                self._remember((func, True), self.random.read())
             return None
         if "generator" in kwargs:
             self.random.meet(kwargs["generator"])
@@ -111,26 +115,26 @@ class Recorder(Mode):
         if rule.taped:
             # A detached weight lies in the weight's own memory, and would move with it.
             alias = func in DETACH and isinstance(first(args, kwargs), nn.Parameter)
-            self._remember(func, decision, alias)
+            self._remember((func, False), decision, alias)
         return out
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         compiling = torch.compiler.is_compiling()
-        if compiling:  # no version counters there
-            given = list(args[:1]) if func in IN_PLACE else []
-        else:
-            given = list(tensors((args, tuple(kwargs.values()))))
+        given = list(args[:1]) if compiling else list(tensors((args, tuple(kwargs.values()))))
         before = [0 if compiling else version(t) for t in given]
         out = func(*args, **kwargs)
+        in_place = compiling and (out is None or (bool(args) and out is args[0]))
         written = [
             (place, None if isinstance(t, nn.Parameter) else t.clone())
             for place, (t, known) in enumerate(zip(given, before, strict=True))
-            if compiling or version(t) != known
+            if (in_place if compiling else version(t) != known)
         ]
         same = next((place for place, t in enumerate(given) if t is out), None)
-        state = self.random.read() if torch.is_inference_mode_enabled() else None
+        inference = not compiling and torch.is_inference_mode_enabled()
+        state = self.random.read() if inference else None
         alias = isinstance(out, Tensor) and same is None and self._moves(args, out)
-        self._remember(func, (None if same is not None else out, same, written, state), alias)
+        decision = (None if same is not None else out, same, written, state)
+        self._remember((func, True), decision, alias)
         return out
 
     def _moves(self, args: Any, out: Tensor) -> bool:
@@ -141,9 +145,9 @@ class Recorder(Mode):
         self._weights.update({id(w): w for w in weights})
         return any(shares_memory(w, out) for w in self._weights.values())
 
-    def _remember(self, func: Any, decision: Any, copy: bool = False) -> None:
+    def _remember(self, call: tuple[Any, bool], decision: Any, copy: bool = False) -> None:
         place = len(self.tape)
-        self.tape.append((func, copies(decision) if copy else decision, copy))
+        self.tape.append((call, copies(decision) if copy else decision, copy))
         if not copy and not torch.compiler.is_compiling():
             for tensor in tensors(decision):
                 self._places[id(tensor)] = place
@@ -153,8 +157,8 @@ class Recorder(Mode):
         for tensor in (target, root_of(target)) if isinstance(target, Tensor) else ():
             place = self._places.pop(id(tensor), None)
             if place is not None:
-                func, decision, _ = self.tape[place]
-                self.tape[place] = (func, copies(decision), True)
+                call, decision, _ = self.tape[place]
+                self.tape[place] = (call, copies(decision), True)
 
 
 class Replayer(Mode):
@@ -164,10 +168,12 @@ class Replayer(Mode):
         super().__init__(recorder.random, recorder.compact)
         self._tape = recorder.tape
         self._next = 0
-        self._prefix = recorder.prefix
-        self._in_prefix = recorder.prefix is not None
+        self._used: list[int] = []
+        self.lenient = _asked.get() != recorder.asked
+        self._prefix = None if self.lenient else recorder.prefix
+        self._in_prefix = self._prefix is not None
         self._skipped = 0
-        self._generators: list[torch.Generator] = []
+        self._generators = Generators(recorder.random, again=True)
         self.aliases: StandIns = {}
         """What stands for the results of the prefix, shared by the passes."""
 
@@ -175,11 +181,11 @@ class Replayer(Mode):
         if func is _SWITCH:
             ended = self.switch(args[0])
             func(*args)
-            if ended and not self._in_prefix:
-                self.random.write(self._take(func))
+            if ended and not self._in_prefix and not torch.compiler.is_compiling():
+                self.random.write(self._take(func, True))
             return None
         if "generator" in kwargs:
-            self._meet(kwargs["generator"])
+            self._generators.meet(kwargs["generator"])
         if func in _ASSIGN and isinstance(args[0], nn.Parameter):
             return None  # a moved weight stays where it was moved to
         if self._in_prefix and not self.depth:
@@ -194,15 +200,8 @@ class Replayer(Mode):
         rule = KINKS.get(func)
         if rule is None or (rule.taped and not depends(args, kwargs)) or idle(func):
             return func(*args, **kwargs)
-        decision = self._take(func) if rule.taped else None
+        decision = self._take(func, False) if rule.taped else None
         return rule.replay(self, decision, func, args, kwargs)
-
-    def _meet(self, generator: torch.Generator | None) -> None:
-        if generator is None or any(generator is g for g in self._generators):
-            return
-        self._generators.append(generator)
-        if not self.random.meet_again(len(self._generators) - 1, generator):
-            raise unrepeatable("a random generator of its own did not start where it had")
 
     def _skip(self, func: Any) -> Any:
         assert self._prefix is not None
@@ -213,7 +212,7 @@ class Replayer(Mode):
         return self._prefix.again(self._skipped - 1, self.aliases)
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        out, same, written, state = self._take(func)
+        out, same, written, state = self._take(func, True)
         given = list(tensors((args, tuple(kwargs.values())))) if written or same is not None else []
         for place, value in written:
             if value is not None:  # a moved weight stays where it was moved to
@@ -221,22 +220,39 @@ class Replayer(Mode):
         self.jump_to(state)
         return out if same is None else given[same]
 
-    def _take(self, func: Any) -> Any:
+    def _take(self, func: Any, frozen: bool) -> Any:
+        call = (func, frozen)
+        while self._next < len(self._tape) and self._left_out(call):
+            self._next += 1
         if self._next == len(self._tape):
             raise unrepeatable(f"it decided more than before, at {name(func)}")
         known, decision, copy = self._tape[self._next]
-        if known != func:
-            raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
+        if known != call:
+            raise unrepeatable(f"it called {name(func)} where it had called {name(known[0])}")
+        self._used.append(self._next)
         self._next += 1
         return copies(decision) if copy else decision
+
+    def _left_out(self, call: tuple[Any, bool] | None) -> bool:
+        """Whether the next decision belongs to a metric, which a replaying closure may skip."""
+        return self.lenient and self._tape[self._next][0] != call
 
     def finish(self, end: list[Tensor]) -> None:
         """The cheap guards: every decision used, the random numbers those of the centre."""
         if self._in_prefix:
             raise unrepeatable("it ended earlier than before")
+        while self._next < len(self._tape) and self._left_out(None):
+            self._next += 1
         if self._next != len(self._tape):
-            raise unrepeatable(f"it never came to {name(self._tape[self._next][0])} again")
+            raise unrepeatable(f"it never came to {name(self._tape[self._next][0][0])} again")
+        for used, after in pairwise([*self._used, len(self._tape)]):
+            known = self._tape[used][0]
+            if any(self._tape[place][0] == known for place in range(used + 1, after)):
+                raise unrepeatable(
+                    f"it left out one {name(known[0])} and not another, and which one is not to be "
+                    "told; return what a metric needs as aux instead of asking seht.replaying()"
+                )
         if not self.random.equals(end):
             raise unrepeatable("it drew other random numbers than before")
         if self.witness is not None:
-            self.witness.finish()
+            self.witness.finish(lenient=self.lenient)

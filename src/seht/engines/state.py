@@ -115,9 +115,17 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(t).double() for t in wide]).norm()
 
 
+_urgent: list[bool] = []
+"""Not empty while a second Ctrl-C waits for a place to break in."""
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back one Ctrl-C until the block has put everything back; a second one breaks in."""
+    """Hold back a Ctrl-C until the block has put everything back.
+
+    A second one breaks in before the next operation of the closure (:func:`break_in`), a third one
+    at once, wherever that may be.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -128,14 +136,26 @@ def uninterrupted() -> Iterator[None]:
     pending: list[tuple[int, FrameType | None]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if pending:
-            previous(number, frame)
         pending.append((number, frame))
+        if len(pending) == 2:
+            _urgent.append(True)
+        elif len(pending) > 2:
+            previous(number, frame)
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+        _urgent.clear()
         if pending:
             previous(*pending[0])
+
+
+def break_in() -> None:
+    """Raise if a second Ctrl-C waits: called between the operations of a closure, where an
+    exception finds everything in order, as one of the closure's own would.
+    """
+    if _urgent and threading.current_thread() is threading.main_thread():
+        _urgent.clear()
+        raise KeyboardInterrupt

@@ -39,16 +39,22 @@ def require() -> type[Figure]:
 
 def draw(results: Sequence[CaseResult], file: str) -> None:
     """Write the plot; its format follows from the file's name."""
-    figure = require()(figsize=(4.2 * len(results), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
-    for panel, result in zip(panels, results, strict=True):
+    columns = min(3, len(results))
+    lines = -(-len(results) // columns)
+    figure = require()(figsize=(5 * columns, 4.4 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel in panels[len(results) :]:
+        panel.set_axis_off()
+    for panel, result in zip(panels, results, strict=False):
         points = [row for row in result.rows if row.ratio and row.variance and row.variance > 0]
         for row in points:
             panel.plot(row.ratio, row.variance, "o", color=_COLOURS[row.curvature])
+            name = row.key.rpartition("/")[2]
             panel.annotate(
-                _NAMES.get(row.key.rpartition("/")[2], row.key),
+                _NAMES.get(name, name),
                 (row.ratio, row.variance),
-                xytext=(4, 3),
+                # Rows with the same draws lie side by side.
+                xytext=(3, -10) if name in ("lean", "quarter") else (4, 3),
                 textcoords="offset points",
                 fontsize=7,
                 color=_COLOURS[row.curvature],
@@ -56,6 +62,9 @@ def draw(results: Sequence[CaseResult], file: str) -> None:
         panel.set(
             title=result.title, xscale="log", yscale="log", xlabel="time of a step / plain step"
         )
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("{x:g}")
+        panel.tick_params(axis="x", which="both", labelsize=7)
         _levels(panel, points)
     panels[0].set_ylabel("variance of the penalty's gradient / squared mean")
     for curvature, name in (("hessian", "tr(H)"), ("ggn", "tr(G)")):
@@ -70,7 +79,7 @@ def _levels(panel: Axes, points: Sequence[RowResult]) -> None:
     if not points:
         return
     times = [row.ratio or 1.0 for row in points]
-    left, right = 0.9 * min(times), 1.3 * max(times)
+    left, right = 0.9 * min(times), 1.5 * max(times)
     low, high = panel.get_ylim()
     level = low * left
     while level < high * right:

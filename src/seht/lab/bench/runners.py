@@ -8,7 +8,7 @@ the penalty alone, for the measurements of error and variance.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -91,9 +91,9 @@ class Penalty(Runner):
     ) -> None:
         super().__init__(problem, weight)
         self.penalty = seht.HessianTrace(problem.model, weight=weight, seed=0, **options)
+        self._estimator: Any = self.penalty.estimator
         self.lean, self.quarter = lean, quarter
         self.on: Closure | None = None
-        self._layers: dict[int, tuple[int, ...]] = {}
         self.chance = 1.0 - self._undrawn
 
     def prepare(self, draw: int) -> None:
@@ -148,44 +148,47 @@ class Penalty(Runner):
 
     @property
     def _undrawn(self) -> float:
-        keep = getattr(self.penalty.estimator, "keep", 1.0)
+        keep = getattr(self._estimator, "keep", 1.0)
         return float((1 - keep) ** self._count)
 
     def layers(self, draw: int) -> tuple[int, ...]:
         """What that draw draws."""
-        if draw not in self._layers:
-            seed = probes.layer_seed(probes.call_seed(0, draw))
-            self._layers[draw] = self.penalty.estimator.layers(self._count, seed)
-        return self._layers[draw]
+        return _layers(self._estimator, self._count, draw)
 
     def drawn(self, count: int, shift: float = 0.5) -> list[int]:
         """So many draws with a layer in them, spread evenly over the order of their first layer."""
         if self._undrawn == 0:
             return list(range(count))
-        places = len(self._ordered)
-        return [self._ordered[int((i + shift) / count * places) % places] for i in range(count)]
-
-    @cached_property
-    def _ordered(self) -> list[int]:
-        found: list[int] = []
-        draw = 0
-        while len(found) < 200:
-            if self.layers(draw):
-                found.append(draw)
-            draw += 1
-        return sorted(found, key=lambda draw: self.layers(draw)[0])
-
-    @cached_property
-    def _empty(self) -> int:
-        return next(draw for draw in range(NEVER) if not self.layers(draw))
+        _, ordered = _sorted_draws(self._estimator, self._count)
+        places = len(ordered)
+        return [ordered[int((i + shift) / count * places) % places] for i in range(count)]
 
     def plan(self, turn: int, strata: int = 3) -> list[tuple[float, int]]:
         """An undrawn step, and drawn ones spread evenly over the order of their first layer."""
         if self._undrawn == 0:
             return [(1.0, turn)]
+        empty, _ = _sorted_draws(self._estimator, self._count)
         drawn = self.drawn(strata, shift=(0.5 + 0.618034 * turn) % 1)
         share = self.chance / strata
-        return [(self._undrawn, self._empty), *((share, draw) for draw in drawn)]
+        return [(self._undrawn, empty), *((share, draw) for draw in drawn)]
+
+
+def _layers(estimator: Estimator, count: int, draw: int) -> tuple[int, ...]:
+    return estimator.layers(count, probes.layer_seed(probes.call_seed(0, draw)))
+
+
+@cache
+def _sorted_draws(estimator: Estimator, count: int) -> tuple[int, list[int]]:
+    """A draw of nothing, and 200 of something in the order of their first layer."""
+    empty, found, draw = 0, list[tuple[int, int]](), 0
+    while len(found) < 200:
+        layers = _layers(estimator, count, draw)
+        if layers:
+            found.append((layers[0], draw))
+        else:
+            empty = draw
+        draw += 1
+    return empty, [draw for _, draw in sorted(found)]
 
 
 class Fused(Runner):

@@ -145,6 +145,7 @@ class _Turns:
         for key in list(self._rows):
             if key not in self._slow and time.perf_counter() < end:
                 self._ratio(key, 0)
+        self._last = {}  # a first step may compile, and says little about the next
 
     def run(self, turn: int, end: float, *, with_slow: bool) -> None:
         """One round, as far as the time allows."""

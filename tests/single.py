@@ -123,7 +123,5 @@ class Settled:
         own = dict(self.options)
         if options["engine"] == "autograd":
             own.pop("two_sided", None)
-        trace = seht.hessian_trace(
-            problem.model, problem.closure, seed=seed, **{**own, **options}
-        )
+        trace = seht.hessian_trace(problem.model, problem.closure, seed=seed, **{**own, **options})
         return trace.item(), gradient(trace, problem.parameters())

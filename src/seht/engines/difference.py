@@ -123,27 +123,35 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
     pull = torch.zeros_like(value)
     unit, total = pull, Gradient()
     seen: list[Tensor] = []
+    # With one probe and a known coefficient the parts are folded into one gradient as they come.
+    fold = lean and task.constant and task.estimator.probes == 1
     for sigma in task.probes():
         e = passes.weights.step(sigma, kappa)
         if watch and not seen:
             seen = _compare(passes, sigma, e, centre)
+        unit = scale / e**2
+        pull -= 2 * unit
+        if fold:
+            total, centre = times(centre or [], 1 + task.weight * pull), None
         both: Gradient = []
         for side in (e, -e):
             part = passes.gradient(sigma, side)
             value += passes.along(sigma, part) * (scale / (2 * side))
-            both = add(both, part)
-        unit = scale / e**2
-        pull -= 2 * unit
+            if fold:
+                part = times(part, task.weight * unit)
+                total = add(total, part)
+            else:
+                both = add(both, part)
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)
     trace, whole = value.to(loss.dtype), None
     if lean:
-        assert centre is not None
         factor = task.coefficient(loss, trace)
-        gradient = add(times(total, factor * unit), times(centre, 1 + factor * pull))
+        if not fold:
+            total = add(times(total, factor * unit), times(centre or [], 1 + factor * pull))
         loss = loss.detach()
-        whole = handed_out(loss + factor * trace, gradient, passes.leaves)
+        whole = handed_out(loss + factor * trace, total, passes.leaves)
     elif task.differentiable:
         units = [unit] * len(total)
         trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *passes.inputs)

@@ -38,10 +38,11 @@ class Prefix:
     def keep(self, func: Any, args: Any, out: Any, *, hidden: bool) -> None:
         """Take in a call; ``hidden`` if it ran in the forward of a custom ``Function``."""
         if func in IN_PLACE and args and isinstance(args[0], Tensor):
-            # A write is not done again. The forward of a Function may write into its input only
-            # if it really does, and what a Function returned is made anew in each pass.
-            known = any(root_of(args[0]) is t for t in self.results())
-            self._spoilt |= known if hidden else not known and args[0].grad_fn is not None
+            # A write is not done again. What a Function returned is made anew in each pass, and
+            # a Function that writes into its input must really do so.
+            root = root_of(args[0])
+            seen = any(root is t for _, out, inner in self.calls if not inner for t in tensors(out))
+            self._spoilt |= root.requires_grad and (hidden or not seen)
         self.calls.append((func, out, hidden))
 
     def close(self, decisions: int, state: list[Tensor]) -> None:
@@ -108,6 +109,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two structures hold equal tensors."""
+    pairs = list(zip(tensors(a), tensors(b), strict=False))
+    return len(pairs) == len(list(tensors(b))) == len(list(tensors(a))) and all(
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs
+    )
 
 
 def version(tensor: Tensor) -> int:

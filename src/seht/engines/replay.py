@@ -22,6 +22,7 @@ from seht.engines.mode import Generators, Mode, checkpointed, idle
 from seht.engines.prefix import (
     Prefix,
     StandIns,
+    alike,
     copies,
     root_of,
     shares_memory,
@@ -123,11 +124,11 @@ class Recorder(Mode):
         given = list(args[:1]) if compiling else list(tensors((args, tuple(kwargs.values()))))
         before = [0 if compiling else version(t) for t in given]
         out = func(*args, **kwargs)
-        in_place = compiling and (out is None or (bool(args) and out is args[0]))
+        in_place = bool(args) and (out is None or out is args[0])
         written = [
             (place, None if isinstance(t, nn.Parameter) else t.clone())
             for place, (t, known) in enumerate(zip(given, before, strict=True))
-            if (in_place if compiling else version(t) != known)
+            if (in_place and place == 0 if compiling or t.is_inference() else version(t) != known)
         ]
         same = next((place for place, t in enumerate(given) if t is out), None)
         inference = not compiling and torch.is_inference_mode_enabled()
@@ -247,7 +248,11 @@ class Replayer(Mode):
             raise unrepeatable(f"it never came to {name(self._tape[self._next][0][0])} again")
         for used, after in pairwise([*self._used, len(self._tape)]):
             known = self._tape[used][0]
-            if any(self._tape[place][0] == known for place in range(used + 1, after)):
+            if any(
+                self._tape[place][0] == known
+                and not alike(self._tape[place][1], self._tape[used][1])
+                for place in range(used + 1, after)
+            ):
                 raise unrepeatable(
                     f"it left out one {name(known[0])} and not another, and which one is not to be "
                     "told; return what a metric needs as aux instead of asking seht.replaying()"

@@ -28,6 +28,7 @@ _GOOD = 2e-3  # below this error the step is left alone
 _BAD = 0.1  # above this one the user hears of it
 _GAP = 512  # steps between checks, in the long run
 _MOVES = 4  # quick looks at a step that was just changed
+_LARGEST = 0.3  # the relative step never grows beyond this
 
 
 @dataclass
@@ -37,6 +38,9 @@ class StepControl:
     kappa: float | None = None
     fixed: bool = False
     error: float | None = None
+    """Of the last use, relative to the gradient."""
+    ahead: float | None = None
+    """What to expect of the next one, at the step that the last check chose."""
     uses: int = 0
     next_check: int = 0
     gap: int = 8
@@ -52,6 +56,8 @@ class StepControl:
                     "weights in float32 (mixed precision casts them where it pays)"
                 )
             self.kappa = START[curvature, dtype]
+        if self.ahead is not None:
+            self.error = self.ahead
         return self.kappa
 
     @property
@@ -79,7 +85,7 @@ class StepControl:
         det = m11 * m22 - m12 * m21
         truncation = max(0.0, (d1 * m22 - m12 * d2) / det)
         rounding = max(0.0, (m11 * d2 - m21 * d1) / det)
-        self.error = math.sqrt(truncation + rounding)
+        self.error = self.ahead = math.sqrt(truncation + rounding)
         changed = False
         if self.error > _GOOD and not self.fixed and self.kappa is not None:
             best = (
@@ -87,18 +93,18 @@ class StepControl:
                 if truncation > 0
                 else 4.0
             )
-            factor = min(4.0, max(0.25, best))
+            factor = min(4.0, max(0.25, best), _LARGEST / self.kappa)
             changed = not 0.7 < factor < 1.4
-            self.kappa = min(0.3, self.kappa * factor)
+            self.kappa *= factor
             truncation *= factor ** (2 * a)
             rounding /= factor ** (2 * b)
-            self.error = math.sqrt(truncation + rounding)
+            self.ahead = math.sqrt(truncation + rounding)
         if changed and self.moves < _MOVES:
             self.gap, self.moves = 1, self.moves + 1  # look at the new step at once
             self.next_check = self.uses + 1
         else:
             self._wait()
-        if self.error > _BAD and self.gap > 1 and self.error * share > _GOOD and not self.warned:
+        if self.ahead > _BAD and self.gap > 1 and self.ahead * share > _GOOD and not self.warned:
             self.warned = True
             self._warn(rounding > truncation)
 
@@ -120,7 +126,7 @@ class StepControl:
             )
         )
         warn(
-            f"seht: the difference engine's gradient is off by some {self.error:.0%} "
+            f"seht: the difference engine's gradient is off by some {self.ahead:.0%} "
             f"(at relative step {self.kappa:.2g}), by {cause}. To mend it: {fix}."
         )
 

@@ -1,0 +1,243 @@
+"""The step of the difference engine: what its checks learn, how it adapts, what it says."""
+
+import copy
+import math
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import batch, closure_of, network
+from single import problem
+from torch import nn
+
+import seht
+from seht.engines.steps import START, StepControl
+
+ORDERS = {"hessian": (2, 2), "ggn": (1, 1), "ggn-two-sided": (2, 1)}
+every_order = pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
+
+
+class Simulated:
+    """A gradient of length 1 with a truncation T e^a and a rounding R / e^b, as vectors."""
+
+    def __init__(self, truncation, rounding, orders, size=1.0):
+        self.sizes, (self.a, self.b), self.size = (truncation, rounding), orders, size
+        self.generator = torch.Generator().manual_seed(0)
+        self.exact, self.bend = self.unit(), self.unit()
+
+    def unit(self):
+        v = torch.randn(4000, generator=self.generator, dtype=torch.float64)
+        return v / v.norm()
+
+    def gradient(self, e):
+        t, r = self.sizes
+        noise = self.unit()  # another one each time, as rounding is
+        return self.size * (self.exact + t * e**self.a * self.bend + r / e**self.b * noise)
+
+    def error(self, e):
+        t, r = self.sizes
+        return math.hypot(t * e**self.a, r / e**self.b)
+
+    def check(self, steps):
+        """What the engine would find at its step, and what it learns from it."""
+        e = steps.kappa
+        half, one, two = (self.gradient(f * e) for f in (0.5, 1.0, 2.0))
+        distances = (half - one).norm().item(), (one - two).norm().item()
+        steps.learn(*distances, one.norm().item(), self.a, self.b)
+
+
+@every_order
+@pytest.mark.parametrize("e", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_a_check_finds_the_error(orders, e, size):
+    """From truncation alone to rounding alone."""
+    for truncation, rounding in ((0.05, 0.0), (0.04, 0.03), (0.01, 0.05), (0.0, 0.05)):
+        a, b = orders
+        simulated = Simulated(truncation / e**a, rounding * e**b, orders, size)
+        steps = StepControl(kappa=e, fixed=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            simulated.check(steps)
+        assert steps.error == pytest.approx(simulated.error(e), rel=0.1)
+        assert steps.kappa == e
+
+
+@every_order
+@pytest.mark.parametrize("start", [1e-4, 1e-2, 0.3])
+def test_the_step_goes_to_the_best_one(orders, start):
+    simulated = Simulated(1.0, 1e-7, orders)
+    best = min(simulated.error(10 ** (-k / 50)) for k in range(300))
+    steps, before = StepControl(kappa=start), start
+    for _ in range(8):
+        simulated.check(steps)
+        assert 0.24 < steps.kappa / before < 4.1  # one look is not trusted further than that
+        before = steps.kappa
+    assert simulated.error(steps.kappa) < max(2e-3, 1.3 * best)
+    assert steps.ahead < max(2e-3, 1.5 * best)
+
+
+def test_a_good_step_is_left_alone():
+    simulated = Simulated(10.0, 0.0, (2, 2))
+    steps = StepControl(kappa=0.01)
+    simulated.check(steps)
+    assert steps.error == pytest.approx(1e-3, rel=0.1)
+    assert steps.kappa == 0.01
+
+
+def test_the_step_never_becomes_huge():
+    simulated = Simulated(0.0, 1.0, (2, 2))
+    steps = StepControl(kappa=0.1)
+    with pytest.warns(seht.PenaltyWarning, match="rounding"):
+        for _ in range(12):
+            simulated.check(steps)
+    assert steps.kappa == pytest.approx(0.3)
+    assert steps.ahead > 0.5  # noise alone, which is as long as what it is measured by
+
+
+def test_what_is_no_gradient_teaches_nothing():
+    steps = StepControl(kappa=0.01)
+    for seen in ((math.nan, 1.0, 1.0), (1.0, math.inf, 1.0), (0.0, 0.0, 0.0)):
+        steps.learn(*seen, 2, 2)
+    assert (steps.kappa, steps.error) == (0.01, None)
+    assert not steps.due or steps.next_check > 0
+
+
+def test_checks_become_rare():
+    simulated = Simulated(1.0, 0.0, (2, 2))
+    steps = StepControl(kappa=0.01)
+    checks = []
+    for _ in range(3000):
+        if steps.due:
+            checks.append(steps.uses)
+            simulated.check(steps)
+        steps.uses += 1
+    assert checks[0] == 0
+    gaps = [b - a for a, b in pairwise(checks)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == 512
+
+
+# --- in the engine ----------------------------------------------------------------------------
+
+
+def displacements(model, make_closure, **options):
+    """How far the runs of one penalised step are from the weights, in units of the probe."""
+    weight = next(model.parameters())
+    before, seen = weight.detach().clone(), []
+    closure = make_closure(model)
+
+    def watched():
+        with torch._C.DisableTorchFunction():  # to a mode, a detached weight is a constant
+            seen.append((weight.detach() - before).abs().max().item())
+        return closure()
+
+    seht.HessianTrace(model, weight=0.1, engine="difference", seed=3, **options)(watched)
+    assert torch.equal(weight, before)
+    return seen
+
+
+def other_loss(model):
+    x, _ = batch(next(model.parameters()).dtype, seed=9)
+    return lambda: 50 * model(x).exp().mean()
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_step_depends_on_weights_and_probe_alone(dtype, curvature):
+    model = network(dtype=dtype)
+    weights = torch.cat([w.flatten() for w in seht.probes.choose(model).tensors.values()])
+    # A Rademacher probe is as long as the square root of its entries.
+    e = START[curvature, dtype] * (weights.norm() / len(weights) ** 0.5).item()
+    for make_closure in (closure_of, other_loss):
+        seen = displacements(copy.deepcopy(model), make_closure, curvature=curvature)
+        # The first use compares three steps; float32 rounds what is added to the weights.
+        tolerance = 1e-2 if dtype == torch.float32 else 1e-6
+        sizes = [pytest.approx(factor * e, rel=tolerance) for factor in (0, 0.5, 1, 2)]
+        assert all(any(step == size for size in sizes) for step in seen)
+        assert all(any(step == size for step in seen) for size in sizes)
+
+
+def test_the_step_scales_with_the_weights():
+    model, larger = network(), network()
+    with torch.no_grad():
+        for w in larger.parameters():
+            w.mul_(8)
+    a, b = (displacements(m, closure_of) for m in (model, larger))
+    assert b == pytest.approx([8 * e for e in a], rel=1e-6)
+
+
+def test_one_step_for_all_drawn_tensors():
+    model = network()
+    tensors = list(seht.probes.choose(model).tensors.values())
+    before, seen = [w.detach().clone() for w in tensors], []
+
+    def closure():
+        with torch._C.DisableTorchFunction():
+            pairs = zip(tensors, before, strict=True)
+            seen.append([(w.detach() - old).abs().mean().item() for w, old in pairs])
+        return closure_of(model)()
+
+    seht.hessian_trace(model, closure, engine="difference", kappa=0.01)
+    assert seen[0] == [0.0] * 3
+    for moved in seen[1:]:
+        assert moved == pytest.approx([moved[0]] * 3)
+        assert moved[0] > 0
+
+
+@pytest.mark.parametrize("kappa", [0.0, -0.01, math.nan, math.inf])
+def test_kappa_must_be_positive(kappa):
+    with pytest.raises(ValueError, match="kappa must be a positive number"):
+        seht.HessianTrace(network(), weight=0.1, kappa=kappa)
+
+
+def test_a_given_kappa_is_kept():
+    model = network(dtype=torch.float32)
+    penalty = seht.HessianTrace(model, weight=0.1, engine="difference", kappa=0.05)
+    for _ in range(4):
+        penalty(closure_of(model))
+    assert penalty.state_dict()["engine"]["kappa"] == 0.05
+    assert penalty.last.error > 0.001  # and its error is known all the same
+
+
+def test_kappa_belongs_to_the_difference_engine():
+    with pytest.raises(ValueError, match="kappa is an option of engine='difference'"):
+        seht.HessianTrace(network(), weight=0.1, engine="autograd", kappa=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_low_precision_are_refused(dtype):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    x = torch.randn(5, 3).to(dtype)
+    for curvature in ("hessian", "ggn"):
+        penalty = seht.HessianTrace(model, weight=0.1, engine="difference", curvature=curvature)
+        with pytest.raises(TypeError, match=rf"float32 or float64 weights, not {dtype}"):
+            penalty(lambda: F.cross_entropy(model(x).float(), torch.arange(5) % 3))
+
+
+# --- state ------------------------------------------------------------------------------------
+
+
+def test_the_adapted_step_is_part_of_the_state():
+    """An LSTM wants a larger step than the first one; a resumed run goes on with it."""
+    lstm = problem("lstm")
+    penalty = seht.HessianTrace(lstm.model, weight=1e-3, engine="difference", seed=3)
+    for _ in range(5):
+        penalty(lstm.closure)
+    state = penalty.state_dict()
+    assert state["engine"]["kappa"] > 2 * START["hessian", torch.float32]
+    resumed = seht.HessianTrace(lstm.model, weight=1e-3, engine="difference", seed=3)
+    resumed.load_state_dict(copy.deepcopy(state))
+    assert resumed.state_dict() == state
+    for _ in range(12):  # a check falls into these
+        assert torch.equal(penalty(lstm.closure), resumed(lstm.closure))
+        assert penalty.last == resumed.last
+    assert penalty.state_dict() == resumed.state_dict() != state
+
+
+def test_plain_numbers_alone():
+    steps = StepControl(kappa=0.01)
+    Simulated(1.0, 1e-3, (2, 2)).check(steps)
+    assert StepControl(**steps.state()) == steps
+    assert all(isinstance(v, (bool, int, float)) for v in steps.state().values())

@@ -187,7 +187,7 @@ def test_cases(name):
     assert loss.dim() == 0
     assert not torch.equal(part(), problem.quarter(1)())
     assert torch.equal(problem.double().y, problem.y)
-    assert {"full", "medium", "small", "tiny"} <= CASES[name].sizes.keys()
+    assert {"full", "medium", "small", "mini", "tiny"} == CASES[name].sizes.keys()
     assert {*FULL.budgets} == {*FAST.budgets} == {*CASES}
 
 
@@ -219,7 +219,7 @@ def test_rows_that_fail_do_not_stop_the_others(mlp):
     )
     assert failed == {"broken": "no double backward"}
     assert len(found["plain"].ratios) == 2
-    assert clock.plain_seconds
+    assert clock.plain_median > 0
 
 
 # --- all of it --------------------------------------------------------------------------------

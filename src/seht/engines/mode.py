@@ -43,6 +43,9 @@ class Mode(TorchFunctionMode):
         """Look the function up; most pass."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
+            if not torch.is_grad_enabled():
+                # A no_grad of the user's or a custom Function, which look the same in a trace.
+                torch._dynamo.graph_break()
             return self._call(func, args, kwargs)
         break_in()
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
@@ -67,9 +70,7 @@ class Mode(TorchFunctionMode):
         """Whether autograd tracks nothing here, because the user said so."""
         if self.constant:
             return True
-        if torch.compiler.is_compiling():  # a compiler handles the user's no_grad itself
-            return not torch.is_grad_enabled()
-        return torch.is_inference_mode_enabled()
+        return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
 
     def hidden(self) -> bool:
         """Whether this is the forward of a custom Function, which is not tracked either."""

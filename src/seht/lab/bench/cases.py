@@ -151,15 +151,19 @@ def _lm(words: int, length: int, batch: int, **model: Any) -> tuple[Sizes, Sizes
     return {"vocabulary": words, **model}, {"vocabulary": words, "length": length}, batch
 
 
-_WIDTH = {"full": 64, "medium": 32, "small": 8, "tiny": 4}
-
 CASES: dict[str, Case] = {
     "resnet18": Case(
         "ResNet-18",
         models.resnet18,
         _images(3, 32),
         0,
-        {scale: ({"width": width}, {}, 32) for scale, width in _WIDTH.items()},
+        {
+            "full": ({"width": 64}, {}, 32),
+            "medium": ({"width": 32}, {}, 32),
+            "small": ({"width": 8}, {}, 32),
+            "mini": ({"width": 8}, {}, 8),
+            "tiny": ({"width": 4}, {}, 8),
+        },
         compiled=True,
     ),
     "wrn": Case(
@@ -171,6 +175,7 @@ CASES: dict[str, Case] = {
             "full": ({"depth": 16, "factor": 4}, {}, 16),
             "medium": ({"depth": 16, "factor": 2}, {}, 16),
             "small": ({"depth": 10, "factor": 1}, {}, 32),
+            "mini": ({"depth": 10, "factor": 1, "width": 8}, {}, 8),
             "tiny": ({"depth": 10, "factor": 1, "width": 4}, {}, 8),
         },
     ),
@@ -183,6 +188,7 @@ CASES: dict[str, Case] = {
             "full": _lm(5000, 35, 20, hidden=256, dropout=0.5),
             "medium": _lm(1000, 35, 20, hidden=128),
             "small": _lm(200, 20, 20, hidden=48),
+            "mini": _lm(100, 12, 12, hidden=32),
             "tiny": _lm(20, 6, 8, hidden=8),
         },
     ),
@@ -195,6 +201,7 @@ CASES: dict[str, Case] = {
             "full": _lm(256, 128, 8, context=128, width=128, layers=4),
             "medium": _lm(256, 64, 8, context=64, width=64, layers=3),
             "small": _lm(64, 32, 8, context=32, width=32, layers=2),
+            "mini": _lm(64, 16, 8, context=16, width=32, layers=2),
             "tiny": _lm(16, 8, 4, context=8, width=8, layers=1, heads=2),
         },
     ),
@@ -207,6 +214,7 @@ CASES: dict[str, Case] = {
             "full": ({"width": 512}, {}, 128),
             "medium": ({"width": 256}, {}, 128),
             "small": ({"width": 48}, {}, 128),
+            "mini": ({"width": 32}, {}, 64),
             "tiny": ({"width": 6}, {}, 16),
         },
     ),

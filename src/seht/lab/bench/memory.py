@@ -3,10 +3,10 @@
     python -m seht.lab.bench.memory mlp tiny plain hessian/lean
 
 imports torch once and forks a child for each row. The child builds model and data, notes its
-resident memory, runs two steps and reports how far the peak rose above that: gradients, momentum,
-graph, and whatever the engine holds. Allocators keep memory that was freed, by chance more or less
-of it. So glibc's is asked to give every large block back at once (:data:`RETURN_AT_ONCE`), and the
-peak is what the step held; on other systems expect some noise.
+resident memory, runs a plain step and one of the row and reports how far the peak rose above that:
+gradients, momentum, graph, and whatever the engine holds. Allocators keep memory that was freed,
+by chance more or less of it. So glibc's is asked to give every large block back at once
+(:data:`RETURN_AT_ONCE`), and the peak is what the step held; on other systems expect some noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from seht.lab.bench.cases import CASES, Problem
 from seht.lab.bench.results import brief
 from seht.lab.bench.rows import Row, table
-from seht.lab.bench.runners import Penalty
+from seht.lab.bench.runners import Penalty, Runner
 
 RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 MIB = 2**20
@@ -51,7 +51,7 @@ def measure(
 
 
 def peak_of(row: Row, case: str, scale: str, checks: bool) -> dict[str, Any]:
-    """Runs in the child: two steps, and perhaps one with a check."""
+    """Runs in the child."""
     # The code of torch is read from disk as it is used, which is none of the step's memory: let a
     # tiny model use it first.
     with suppress(Exception):
@@ -76,7 +76,11 @@ def _steps(row: Row, problem: Problem, checks: bool) -> Iterator[str]:
         runner.run()
         optimizer.step()
 
-    for draw in [draws[0], *draws]:  # momentum is allocated at the end of the first
+    plain = Runner(problem)
+    optimizer.zero_grad()
+    plain.run()
+    optimizer.step()  # allocates momentum
+    for draw in draws:
         step(draw)
     yield "peak"
     if checks and isinstance(runner, Penalty) and runner.check_next():

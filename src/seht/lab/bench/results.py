@@ -42,20 +42,24 @@ class Settings:
     everything: bool = True
     """Memory of all rows, with the engine's check; compiled models."""
     threads: int = 2
+    total: float = 3500.0
+    """Seconds after which nothing more is begun."""
 
 
 FULL = Settings()
 FAST = replace(
     FULL,
-    error_scale="small",
+    error_scale="mini",
+    variance_scale="mini",
     rounds=3,
     slow_rounds=1,
-    budgets={"resnet18": 110.0, "wrn": 20.0, "lstm": 15.0, "gpt": 12.0, "mlp": 4.0},
-    train=30,
+    budgets={"resnet18": 80.0, "wrn": 15.0, "lstm": 15.0, "gpt": 10.0, "mlp": 3.0},
+    train=20,
     error_draws=1,
     variance_draws=24,
     variance_seconds=1.0,
     everything=False,
+    total=285.0,
 )
 
 

@@ -30,22 +30,24 @@ def bench(
     names: Sequence[str] | None = None, settings: Settings = FULL, say: Say = to_stderr
 ) -> list[CaseResult]:
     """Measure these models (all by default)."""
-    found = []
+    start = time.perf_counter()
+    benches = [_Bench(name, settings, say, start + settings.total) for name in names or CASES]
     with _threads(settings.threads), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", PenaltyWarning)  # of weights that no training would use
-        for name in names or CASES:
-            start = time.perf_counter()
-            found.append(_Bench(name, settings, say).run())
-            say(f"{name}: {time.perf_counter() - start:.0f} s")
-    return found
+        # Time first, for all models: where time is short, it is the last to be left out.
+        for what in ("time", "memory", "error", "variance", "compiled"):
+            for bench in benches:
+                bench.measure(what)
+            say(f"{what}: done after {time.perf_counter() - start:.0f} s")
+    return [bench.result() for bench in benches]
 
 
 class _Bench:
     """The measurements of one model."""
 
-    def __init__(self, name: str, settings: Settings, say: Say) -> None:
+    def __init__(self, name: str, settings: Settings, say: Say, end: float) -> None:
         self.case: Case = CASES[name]
-        self.settings = settings
+        self.settings, self.end = settings, end
         self.say: Say = lambda text: say(f"{name}: {text}")
         self.table = rows.table()
         scales = {
@@ -60,14 +62,28 @@ class _Bench:
             [RowResult.empty(row) for row in self.table],
         )
 
-    def run(self) -> CaseResult:
-        """Time, memory, error and variance; what fails says why and does not stop the others."""
-        self._time()
-        self._memory()
-        self._errors()
-        self._variances()
-        if self.case.compiled:
-            run_compiled(self.case, self.found, self.settings, self.say)
+    def measure(self, what: str) -> None:
+        """One measurement; what fails says why and does not stop the others."""
+        if what == "compiled" and not self.case.compiled:
+            return
+        if self.late:
+            self.found.notes.append(f"Not measured: {what}. The time allowed was over.")
+            return
+        {
+            "time": self._time,
+            "memory": self._memory,
+            "error": self._errors,
+            "variance": self._variances,
+            "compiled": lambda: run_compiled(self.case, self.found, self.settings, self.say),
+        }[what]()
+
+    @property
+    def late(self) -> bool:
+        """Whether nothing more should be begun."""
+        return time.perf_counter() > self.end
+
+    def result(self) -> CaseResult:
+        """What was found."""
         for row in self.found.rows:
             if row.ratio is not None and row.variance is not None:
                 row.variance_time = row.ratio * row.variance
@@ -104,8 +120,10 @@ class _Bench:
         for row in self.found.rows:
             if row.ratio is None and not row.notes:
                 row.notes.append("not timed: the time allowed was over")
-        self.found.plain_seconds = torch.tensor(clock.plain_seconds).median().item()
+        self.found.plain_seconds = clock.plain_median
         for key in ("hessian/scalar", "ggn/scalar"):
+            if not self.settings.everything and clock.plain_median > 0.2:
+                continue  # a check of a slow model takes its time
             runner = runners.get(key)
             if key in found and isinstance(runner, Penalty):
                 cost = timing.check_cost(clock, runner, found[key].ratio)
@@ -149,6 +167,8 @@ class _Bench:
     def _errors(self) -> None:
         errors = Errors(self._problem(self.settings.error_scale), self.settings.error_draws)
         for row, found in zip(self.table, self.found.rows, strict=True):
+            if self.late:
+                break
             try:
                 found.error = errors.of(row)
             except Exception as error:
@@ -161,7 +181,7 @@ class _Bench:
         seen: dict[str, Moments] = {}
         value: dict[str, Estimated | None] = {}
         for row in self.table:
-            if row.same_draws != row.key:
+            if row.same_draws != row.key or self.late:
                 continue
             try:
                 seen[row.key], chance = draw_moments(

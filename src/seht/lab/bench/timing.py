@@ -51,10 +51,15 @@ class Clock:
     def __init__(self, problem: Problem) -> None:
         self._optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0, momentum=0.9)
         self._plain = Runner(problem)
-        self.plain_seconds: list[float] = []
         for _ in range(3):  # the first steps allocate
             first = self._once(self._plain, 0)
+        self._plain_seconds = [first]
         self._repeats = max(1, math.ceil(LEAST / first))
+
+    @property
+    def plain_median(self) -> float:
+        """Seconds of a plain step, over the whole run."""
+        return statistics.median(self._plain_seconds)
 
     def _once(self, runner: Runner, draw: int) -> float:
         runner.prepare(draw)
@@ -81,7 +86,7 @@ class Clock:
         before = self.plain()
         found = self.seconds(runner, turn, max(1, round(self._repeats / about)))
         around = [before, self.plain()]
-        self.plain_seconds += around
+        self._plain_seconds += around
         return found / statistics.fmean(around)
 
 

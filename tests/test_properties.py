@@ -16,7 +16,8 @@ from seht import probes
 from seht.functional import make_task
 
 # Error of one probe's value, relative to the sum of |H|, and of its gradient.
-ENGINES = {"autograd": 1e-9, "difference": 1e-5}
+# Nearly singular norms make some of these networks bend within a step of 1e-4.
+ENGINES = {"autograd": 1e-9, "difference": 1e-3}
 SEEDS = st.integers(0, 2**62)
 
 

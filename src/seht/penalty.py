@@ -178,6 +178,10 @@ class HessianTrace:
         functional.check_arguments(self.model, closure)
         if on is not None:
             functional.check_arguments(self.model, on)
+            if getattr(self._engine, "kinks", "frozen") == "free":
+                raise ValueError(
+                    "kinks='free' has no trace to take on another closure; leave on= out"
+                )
         if not torch.is_grad_enabled():
             return closure()
         self._lean_loss = None

@@ -181,7 +181,6 @@ def test_both_forms_give_what_nested_autograd_gives(name, form, extra):
     assert_gradients(gradients(leaves), wanted, rtol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="the loss's curvature is taken while the weights are moved")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_weight_on_both_sides_keeps_the_second_order(form):
     errors = []

@@ -153,7 +153,6 @@ def test_an_outer_graph_survives(form):
     assert body.weight.grad.isfinite().all()
 
 
-@pytest.mark.xfail(strict=True, reason="drawn weights in a graph older than the closure: silent")
 @pytest.mark.parametrize("form", FORMS)
 def test_drawn_weights_in_an_outer_graph_are_refused(form):
     """The features cannot be computed anew at other weights."""
@@ -163,7 +162,6 @@ def test_drawn_weights_in_an_outer_graph_are_refused(form):
         penalise(model, lambda: F.cross_entropy(model[4](features), y), form)
 
 
-@pytest.mark.xfail(strict=True, reason="the check of the step compares gradients leaf by leaf")
 @pytest.mark.parametrize("form", FORMS)
 def test_an_input_that_is_made_inside_the_closure(form):
     """A gradient penalty differentiates in a leaf of its own, new in each run."""

@@ -150,7 +150,6 @@ def test_an_unknown_kind():
         seht.HessianTrace(mlp(), weight=WEIGHT, kinks="fre")
 
 
-@pytest.mark.xfail(strict=True, reason="the main closure's loss is left out of the objective")
 def test_on_another_closure():
     """Either the main closure's gradient is there, or it is an error."""
     model = mlp(norm=False)

@@ -164,12 +164,12 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
 def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | None) -> list[Tensor]:
     """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
     assert centre is not None
-    middle = sketch(centre)
+    middle = sketch(centre, passes.leaves)
     found = []
     for factor in (0.5, 1.0, 2.0):
         step = factor * e
-        both = sketch(passes.gradient(sigma, step)) + sketch(passes.gradient(sigma, -step))
-        found.append((both - 2 * middle) / step**2)
+        sides = [sketch(passes.gradient(sigma, s), passes.leaves) for s in (step, -step)]
+        found.append((sides[0] + sides[1] - 2 * middle) / step**2)
     half, one, two = found
     share = passes.task.weight * one.norm() / middle.norm()
     return [(half - one).norm(), (one - two).norm(), one.norm(), share]

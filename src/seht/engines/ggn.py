@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seht.engines.base import Directions, Estimate, check_loss, split
 from seht.engines.curved import OutputCurvature, curve, slope
-from seht.engines.graph import Stored, handed_out
+from seht.engines.graph import Stored, handed_out, leaves_of
 from seht.engines.passes import Gradient, Passes, add, sketch, times
 
 
@@ -35,6 +35,8 @@ def gauss_newton(
     z = list(passes.boundary.outputs)
     gradient, curved = slope(loss, z) if z else ([], False)
     passes.boundary.check(curved)
+    behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
+    passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())
     total: Gradient = []
@@ -88,7 +90,8 @@ def _probe(
         direction = [
             (a.detach() - b) / width.to(a.dtype) for a, b in zip(above, below, strict=True)
         ]
-        found = curve(gradient, z, direction)
+        with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
+            found = curve(gradient, z, direction)
         factors = [2 * h / width.to(h.dtype) for h in found.product]
         part = passes.pull(above, factors, keep=passes.older)
         del above
@@ -120,10 +123,11 @@ def _compare(
     found = []
     for factor in (0.5, 1.0, 2.0):
         _, part, pulls = _probe(passes, sigma, factor * e, gradient, z, two_sided)
-        found.append(sketch(add(part, passes.pull_centre(z, pulls))))
+        found.append(sketch(add(part, passes.pull_centre(z, pulls)), passes.leaves))
     half, one, two = found
     slopes = [
         torch.zeros_like(p) if g is None else g.detach() for p, g in zip(z, gradient, strict=True)
     ]
-    share = passes.task.weight * one.norm() / sketch(passes.pull_centre(z, slopes)).norm()
+    whole = sketch(passes.pull_centre(z, slopes), passes.leaves)
+    share = passes.task.weight * one.norm() / whole.norm()
     return [(half - one).norm(), (one - two).norm(), one.norm(), share]

@@ -66,6 +66,42 @@ def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int
         stack.extend((parent, old) for parent, _ in node.next_functions)
 
 
+_VIEWS = (
+    *("ViewBackward", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "TBackward", "Transpose"),
+    *(
+        "Permute",
+        "Select",
+        "Slice",
+        "Expand",
+        "Unsqueeze",
+        "Squeeze",
+        "Unbind",
+        "Split",
+        "Diagonal",
+    ),
+)
+"""What a view of a weight leaves in the graph: it lies in the weight's memory and moves with it."""
+
+
+def older_leaves(roots: Sequence[Tensor], since: int) -> list[Tensor]:
+    """The leaves that are reached through nodes older than ``since``, mere views left aside."""
+    found: list[Tensor] = []
+    seen: set[tuple[Any, bool]] = set()
+    stack = [(root.grad_fn, False) for root in roots]
+    while stack:
+        node, older = stack.pop()
+        if node is None or (node, older) in seen:
+            continue
+        seen.add((node, older))
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.extend([variable] if older else [])
+        else:
+            older = older or (node._sequence_nr() < since and not node.name().startswith(_VIEWS))
+        stack.extend((parent, older) for parent, _ in node.next_functions)
+    return found
+
+
 @contextmanager
 def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""

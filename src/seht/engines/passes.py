@@ -12,7 +12,7 @@ from torch import Tensor
 from seht.engines.base import Directions, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
-from seht.engines.graph import leaves_of, mark, quiet
+from seht.engines.graph import leaves_of, mark, older_leaves, quiet
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness
@@ -60,6 +60,8 @@ class Passes:
             cut = {id(z) for z in self.boundary.outputs}
             self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
         reached = {id(leaf) for leaf in self.leaves}
+        if self.older:
+            self._refuse_older(since)
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
         if not task.differentiable:  # the value needs no other gradient
@@ -67,6 +69,8 @@ class Passes:
         self.weights = Weights(self.used)
         if kept is not None and not (kept.intact() and self._before_all(kept)):
             self.recorder.prefix = None
+        self.tied: list[str] = []
+        """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -80,6 +84,16 @@ class Passes:
         self.boundary.cut = False  # the passes to come keep their graphs
         roots, self.boundary.roots = self.boundary.roots, []
         return [self.loss, *roots]
+
+    def _refuse_older(self, since: int) -> None:
+        """What was computed before the closure cannot be computed anew at other weights."""
+        outside = {id(leaf) for leaf in older_leaves([self.loss], since)}
+        for name, weight in self.task.weights.items():
+            if id(weight) in outside:
+                raise RuntimeError(
+                    f"parameter {name!r} was used before the closure, in a graph that the closure "
+                    "goes on with; compute everything that depends on it inside the closure"
+                )
 
     def _before_all(self, prefix: Prefix) -> bool:
         """Whether no drawn weight has a use in the prefix that the mode did not see."""
@@ -177,16 +191,15 @@ def times(a: Gradient, scale: Tensor | float) -> Gradient:
     return [None if g is None else g * scale for g in a]
 
 
-def sketch(gradient: Gradient, most: int = 4096) -> Tensor:
+def sketch(gradient: Gradient, leaves: Sequence[Tensor], most: int = 4096) -> Tensor:
     """A few thousand entries of each part, weighted so that norms are kept on average.
 
     The check of the step compares gradients at several steps; holding whole ones would cost the
     memory that the engine saves.
     """
     parts = []
-    for g in gradient:
-        if g is not None:
-            flat = g.detach().flatten()
-            stride = -(-flat.numel() // most)
-            parts.append(flat[::stride].double() * stride**0.5)
+    for leaf, g in zip(leaves, gradient, strict=False):
+        stride = max(1, -(-leaf.numel() // most))
+        taken = leaf.detach().flatten()[::stride] * 0 if g is None else g.flatten()[::stride]
+        parts.append(taken.double() * stride**0.5)
     return torch.cat(parts)

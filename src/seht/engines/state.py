@@ -99,14 +99,25 @@ class Weights:
         if not self._saved:
             self._saved = {name: w.detach().clone() for name, w in self._weights.items()}
         try:
-            for name, w in self._weights.items():
-                torch.mul(sigma[name], torch.as_tensor(step, dtype=w.dtype), out=w.data).add_(
-                    self._saved[name]
-                )
+            self._move(sigma, step, self._weights)
             yield
         finally:
             for name, w in self._weights.items():
                 w.data.copy_(self._saved[name])
+
+    @contextmanager
+    def back(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> Iterator[None]:
+        """Inside :meth:`moved`: some of the weights are where they were while the block runs."""
+        for name in names:
+            self._weights[name].data.copy_(self._saved[name])
+        yield
+        self._move(sigma, step, names)
+
+    def _move(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> None:
+        for name in names:
+            w = self._weights[name]
+            torch.mul(sigma[name], torch.as_tensor(step, dtype=w.dtype), out=w.data)
+            w.data.add_(self._saved[name])
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:

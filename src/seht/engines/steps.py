@@ -93,6 +93,8 @@ class StepControl:
                 if truncation > 0
                 else 4.0
             )
+            if rounding > 4 * truncation:
+                best = max(best, 2.0)  # noise passes for truncation, and would hold the step back
             factor = min(4.0, max(0.25, best), _LARGEST / self.kappa)
             changed = not 0.7 < factor < 1.4
             self.kappa *= factor
@@ -115,8 +117,10 @@ class StepControl:
     def _warn(self, rounding: bool) -> None:
         cause, fix = (
             (
-                "rounding: the trace is tiny beside the gradient, or the precision is low",
-                "run in float32 or float64 with autocast off, probe more weights, or raise kappa=",
+                "rounding: the trace is tiny beside the gradient, the precision is low, or a "
+                "decision is not frozen, which looks the same",
+                "run in float32 or float64 with autocast off, probe more weights, raise kappa=, or "
+                "run seht.check on the model and teach its kinks with seht.register_kink",
             )
             if rounding
             else (

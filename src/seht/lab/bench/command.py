@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +38,13 @@ class Command:
         if self.plot is not None:
             plot.require()
 
+    def __str__(self) -> str:
+        """The call, without the files it writes."""
+        parts = ["seht bench", *(f"--model {name}" for name in self.models or ())]
+        parts += ["--fast"] if self.fast else []
+        parts += [] if self.repeats is None else [f"--repeats {self.repeats}"]
+        return " ".join(parts)
+
     @property
     def settings(self) -> Settings:
         """The preset, with the rounds that were asked for."""
@@ -54,7 +60,7 @@ class Command:
         start = time.perf_counter()
         about = report.machine(settings.threads)
         results = bench(self.models, settings)
-        seconds = time.perf_counter() - start
+        about |= {"command": str(self), "seconds": round(time.perf_counter() - start)}
         if self.json is not None:
             Path(self.json).write_text(report.to_json(results, settings, about) + "\n")
         picture = self.plot
@@ -62,8 +68,7 @@ class Command:
             plot.draw(results, self.plot)
             if self.out is not None:
                 picture = os.path.relpath(self.plot, Path(self.out).absolute().parent)
-        text = report.to_markdown(results, settings, about, seconds=seconds, plot=picture)
+        text = report.to_markdown(results, settings, about, plot=picture)
         if self.out is not None:
             Path(self.out).write_text(text)
         print(text, end="")
-        print(f"{seconds:.0f} s", file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -48,7 +47,7 @@ momentum), in plain steps of the same model.
   its own; in brackets with one of the engine's checks.
 - **error**: relative L2 distance of the penalty's gradient, over all parameters, from that of the
   same draw on a float64 copy of the model (`kinks="free"`: from that of tr(H), which it is not);
-  the median of {error_draws} draws, after {train} steps of training.
+  the median over {error_draws} draws, after {train} steps of training.
 - **variance**: E|g - m|^2 / |m|^2, g the penalty's gradient and m its mean over draws, unbiased, up
   to {variance_draws} draws, after {train} steps of training; +- the standard error (jackknife).
   Rows with the same draws share it, five probes have a fifth. SEHT-D is rescaled to estimate the
@@ -98,21 +97,22 @@ def to_markdown(
     settings: Settings,
     about: dict[str, Any],
     *,
-    seconds: float,
     plot: str | None = None,
 ) -> str:
     """The report."""
-    command = "seht " + " ".join(sys.argv[1:]) if sys.argv[1:2] == ["bench"] else "seht bench"
     lines = [
         "# What the estimators cost, and what they are worth",
         "",
-        f"`{command}`, {seconds / 60:.1f} minutes, {about['date']}: {about['cpu']}, "
-        f"{about['cores']} cores, {about['threads']} threads, {about['system']}, "
+        f"`{about['command']}`, {about['seconds'] / 60:.1f} minutes, {about['date']}: "
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['system']}, "
         f"torch {about['torch']}, Python {about['python']}, seht {about['seht']}; "
         f"load before the start {_number(about['load'])}.",
         "",
         HOW.format(**vars(settings)),
     ]
+    if (about["load"] or 0) > 0.5:
+        busy = "**The machine had other work before this started: do not trust the times.**"
+        lines += [busy, ""]
     lines += _goals(results)
     if plot is not None:
         lines += [f"![cost against variance]({plot})", ""]

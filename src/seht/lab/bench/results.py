@@ -25,11 +25,11 @@ class Settings:
     slow_rounds: int = 3
     budgets: dict[str, float] = field(
         default_factory=lambda: {
-            "resnet18": 720.0,
-            "wrn": 400.0,
-            "lstm": 240.0,
-            "gpt": 200.0,
-            "mlp": 40.0,
+            "resnet18": 600.0,
+            "wrn": 300.0,
+            "lstm": 200.0,
+            "gpt": 150.0,
+            "mlp": 30.0,
         }
     )
     """Seconds for the timing of each model; rounds end there."""
@@ -42,7 +42,7 @@ class Settings:
     everything: bool = True
     """Memory of all rows, with the engine's check; compiled models."""
     threads: int = 2
-    total: float = 3500.0
+    total: float = 3400.0
     """Seconds after which nothing more is begun."""
 
 
@@ -53,13 +53,13 @@ FAST = replace(
     variance_scale="mini",
     rounds=3,
     slow_rounds=1,
-    budgets={"resnet18": 80.0, "wrn": 15.0, "lstm": 15.0, "gpt": 10.0, "mlp": 3.0},
+    budgets={"resnet18": 70.0, "wrn": 15.0, "lstm": 15.0, "gpt": 10.0, "mlp": 3.0},
     train=20,
     error_draws=1,
     variance_draws=24,
     variance_seconds=1.0,
     everything=False,
-    total=285.0,
+    total=270.0,
 )
 
 

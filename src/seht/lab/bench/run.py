@@ -35,7 +35,7 @@ def bench(
     with _threads(settings.threads), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", PenaltyWarning)  # of weights that no training would use
         # Time first, for all models: where time is short, it is the last to be left out.
-        for what in ("time", "memory", "error", "variance", "compiled"):
+        for what in ("time", "compiled", "memory", "error", "variance"):
             for bench in benches:
                 bench.measure(what)
             say(f"{what}: done after {time.perf_counter() - start:.0f} s")
@@ -110,6 +110,7 @@ class _Bench:
             problem,
             runners,
             slow={row.key for row in self.table if row.slow},
+            first={row.key for row in self.table if row.essential},
             rounds=self.settings.rounds,
             slow_rounds=self.settings.slow_rounds,
             budget=self.settings.budgets[self.found.name],
@@ -117,9 +118,11 @@ class _Bench:
             said=lambda key, t: self.say(f"{key}: {t.ratios[-1]:.2f} plain steps"),
         )
         fill(self.found.rows, found)
-        for row in self.found.rows:
-            if row.ratio is None and not row.notes:
-                row.notes.append("not timed: the time allowed was over")
+        missing = [row.key for row in self.found.rows if row.ratio is None and not row.notes]
+        if missing:
+            self.found.notes.append(
+                f"Not timed, as the time allowed was over: `{'`, `'.join(missing)}`."
+            )
         self.found.plain_seconds = clock.plain_median
         for key in ("hessian/scalar", "ggn/scalar"):
             if not self.settings.everything and clock.plain_median > 0.2:

@@ -11,7 +11,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -94,7 +94,8 @@ def time_rows(
     problem: Problem,
     rows: dict[str, Runner],
     *,
-    slow: set[str],
+    slow: Set[str],
+    first: Set[str] = frozenset(),
     rounds: int,
     slow_rounds: int,
     budget: float,
@@ -112,7 +113,9 @@ def time_rows(
     gc.freeze()  # the collections between rows need not look at all of torch again
     try:
         clock = Clock(problem)
-        turns = _Turns(clock, rows, slow, failed, said)
+        # What matters most comes first and slow rows last, in case the time does not suffice.
+        order = sorted(rows, key=lambda key: (key in slow, key not in first))
+        turns = _Turns(clock, {key: rows[key] for key in order}, slow, failed, said)
         turns.warm_up(budget / 6 if warm is None else warm)
         end = time.perf_counter() + budget
         for turn in range(rounds):
@@ -129,13 +132,11 @@ class _Turns:
         self,
         clock: Clock,
         rows: dict[str, Runner],
-        slow: set[str],
+        slow: Set[str],
         failed: Callable[[str, Exception], None],
         said: Callable[[str, Timing], None],
     ) -> None:
-        # Slow rows last, so that a short budget is spent on the others.
-        self._rows = dict(sorted(rows.items(), key=lambda item: item[0] in slow))
-        self._clock, self._slow = clock, slow
+        self._rows, self._clock, self._slow = rows, clock, slow
         self._failed, self._said = failed, said
         self._about: dict[str, float] = {}
         self._last: dict[str, float] = {}

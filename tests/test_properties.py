@@ -15,9 +15,10 @@ import seht
 from seht import probes
 from seht.functional import make_task
 
-# Error of one probe's value, relative to the sum of |H|, and of its gradient.
-# Nearly singular norms make some of these networks bend within a step of 1e-4.
-ENGINES = {"autograd": 1e-9, "difference": 1e-3}
+# Error of one probe's value, relative to the sum of |H|, and of its gradient; then the rounding
+# that remains where there is no curvature (of a value, of a gradient). Nearly singular norms make
+# some of these networks bend within a step of 1e-4.
+ENGINES = {"autograd": (1e-9, 1e-12, 1e-10), "difference": (1e-3, 1e-9, 1e-5)}
 SEEDS = st.integers(0, 2**62)
 
 
@@ -55,7 +56,8 @@ def test_a_probe_over_all_layers_gives_its_quadratic_form(engine, network, seed)
     (s,) = drawn(model, seht.SehtH(), seed)
     h = explicit_hessian(model, closure)
     torch.testing.assert_close(h, h.t(), rtol=1e-7, atol=1e-9 * float(h.abs().max()) + 1e-12)
-    assert abs(t.item() - float(s @ h @ s)) <= ENGINES[engine] * float(h.abs().sum()) + 1e-12
+    relative, floor, _ = ENGINES[engine]
+    assert abs(t.item() - float(s @ h @ s)) <= relative * float(h.abs().sum()) + floor
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -71,7 +73,8 @@ def test_so_does_its_gradient(engine, network, seed):
     with written_out(model):
         truth = gradient(quadratic_form(closure(), weights, parts), leaves)
     error = norm([a - b for a, b in zip(ours, truth, strict=True)])
-    assert error <= ENGINES[engine] * norm(truth) + 1e-10
+    relative, _, floor = ENGINES[engine]
+    assert error <= relative * norm(truth) + floor
 
 
 @given(network=networks(), seed=SEEDS, prob=st.floats(0.1, 0.5), count=st.integers(1, 3))

@@ -105,6 +105,13 @@ def detach_(z: Tensor) -> Tensor:
     return z * z.tanh().detach_()
 
 
+def overwritten_later(z: Tensor) -> Tensor:
+    """A statistic of what an activation then overwrites: the detached tensor is the same memory."""
+    y = 1.0 * z
+    mean = y.detach().square().mean(1, keepdim=True)
+    return F.relu(y, inplace=True) * mean
+
+
 def adversarial(z: Tensor) -> Tensor:
     """A step along the sign of a gradient that is taken inside the closure."""
     (g,) = torch.autograd.grad((z**3).sin().sum(), z, retain_graph=True)
@@ -121,6 +128,7 @@ add(
         "detach": lambda z: z * z.detach().exp(),
         "torch.detach": lambda z: z * torch.detach(z).exp(),
         "detach_": detach_,
+        "detach-overwritten": overwritten_later,
         "data": lambda z: z * z.data.exp(),
         "item": lambda z: z * z[0, 0].item() * z[0, 1].item(),
         "float": lambda z: z * float(z.square().mean()),

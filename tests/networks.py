@@ -34,6 +34,12 @@ class Network:
     loss: str
     seed: int
 
+    @property
+    def magnification(self) -> float:
+        """By what norms may enlarge rounding: each divides by sqrt(eps) where nothing varies."""
+        norms = [norm for _, _, norm, _ in self.layers if norm not in ("none", "batch-eval")]
+        return 1e-5 ** (-len(norms) / 2)
+
     def build(self, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Callable[[], Tensor]]:
         """The model, and the closure that computes its loss on its batch."""
         with torch.random.fork_rng(devices=[]):

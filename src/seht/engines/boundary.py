@@ -96,8 +96,8 @@ class Boundary:
         if not tensor.requires_grad or not tensor.is_floating_point():
             return tensor
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
-            if any(shares_memory(weight, tensor) for weight in self._weights):
-                tensor = tensor.clone()  # a weight that is put out as it is would move with it
+            if self._is_weight(tensor):
+                tensor = tensor.clone()  # put out as it is it would move with the weight
             if self.cut:
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
@@ -107,6 +107,11 @@ class Boundary:
         self._origins[id(given)] = (given, tensor)
         self.made.add(id(given))
         return given
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        if torch.compiler.is_compiling():  # addresses cannot be traced
+            return isinstance(tensor, nn.Parameter)
+        return any(shares_memory(weight, tensor) for weight in self._weights)
 
     def _origin(self, tensor: Tensor) -> Tensor:
         while id(tensor) in self._origins:

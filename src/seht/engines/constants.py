@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seht.engines.rules import KinkError, Rule, first
 
@@ -25,6 +25,18 @@ def _constant_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any
 
 
 CONSTANT = Rule(_constant_record, _constant_replay)
+
+
+def _alias_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    out = func(*args, **kwargs)
+    # What it is an alias of may be overwritten later, by an in-place activation for one.
+    # (Weights are not, and the recorder knows that they move.)
+    own = isinstance(first(args, kwargs), nn.Parameter)
+    return out, (out if own else out.clone(), None)
+
+
+ALIAS = Rule(_alias_record, _constant_replay)
+"""``detach`` and ``data``, which share the memory of what they are taken from."""
 
 
 def _cast_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from seht import losses
-from seht.engines.constants import CAST, CONSTANT, DETACHED, GRADIENT, PADDED
+from seht.engines.constants import ALIAS, CAST, CONSTANT, DETACHED, GRADIENT, PADDED
 from seht.engines.norms import dist, norm, pairwise_distance
 from seht.engines.rules import (
     LINEAR,
@@ -141,13 +141,13 @@ KINKS: dict[Any, Rule] = {
             isposinf isneginf signbit is_nonzero logical_not logical_and logical_or
             logical_xor argmax argmin argsort nonzero argwhere count_nonzero unique
             unique_consecutive searchsorted bucketize histc bincount floor_divide
-            multinomial all any detach detach_copy item tolist __bool__ __float__ __int__
-            __index__ long int short bool char byte __contains__ numpy __array__ tensor
-            new_tensor
+            multinomial all any detach_copy item tolist __bool__ __float__ __int__ __index__
+            long int short bool char byte __contains__ numpy __array__ tensor new_tensor
         """),
         CONSTANT,
     ),
-    torch.Tensor.data.__get__: CONSTANT,  # type: ignore[attr-defined]
+    **dict.fromkeys(_spellings("detach"), ALIAS),
+    torch.Tensor.data.__get__: ALIAS,  # type: ignore[attr-defined]
     **dict.fromkeys(_spellings("to type type_as"), CAST),
     **dict.fromkeys(_spellings("detach_"), DETACHED),
     torch.autograd.grad: GRADIENT,

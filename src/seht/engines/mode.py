@@ -53,7 +53,7 @@ class Mode(TorchFunctionMode):
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
             self._compiled = args[0]
             if self.witness is not None:
-                self.witness.blind = True
+                self.witness.lose_sight()
         if self._compiled or func is _VIEWS:
             return func(*args, **kwargs)
         if self.witness is None:
@@ -78,9 +78,7 @@ class Mode(TorchFunctionMode):
 
     def switch(self, on: bool) -> bool:
         """Follow the user's no_grad; whether a stretch of constants ends here."""
-        if (
-            self._opened or self.hidden()
-        ):  # the Function has switched off unseen, and will switch on
+        if self._opened or self.hidden():  # a Function switches off unseen, and on again
             self._opened = on
             return False
         ended, self.constant = self.constant and on, not on
@@ -148,3 +146,20 @@ class Generators(TorchFunctionMode):
             self._random.meet(generator)
         elif not self._random.meet_again(len(self._met) - 1, generator):
             raise unrepeatable("a random generator of its own did not start where it had")
+
+
+def _leave_alone(function: Any) -> None:
+    """Keep ``torch.compile`` from compiling a handler by itself, call by call.
+
+    Where a model is compiled, its handlers are traced into its graph, which this does not touch;
+    where a part of it runs uncompiled (a graph break), they must do so, too.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        strategy = frames._FrameExecStrategy(skip, skip)
+        frames.set_code_exec_strategy(function.__code__, strategy)
+
+
+_leave_alone(Mode.__torch_function__)
+_leave_alone(Generators.__torch_function__)

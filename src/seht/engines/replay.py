@@ -67,8 +67,9 @@ class Recorder(Mode):
         self.tape: list[tuple[tuple[Any, bool], Any, bool]] = []
         """Function and whether it was frozen; decision; whether to hand out copies of it."""
         self.asked = _asked.get()
+        self.compiles = compiles()
         # Compiled code is not replayed call by call: the centre and the others have own graphs.
-        self.prefix = None if compiles() else prefix
+        self.prefix = None if self.compiles else prefix
         self._places: dict[int, int] = {}
         """Where on the tape a tensor lies that the closure has in its hands, too."""
         self._weights: dict[int, nn.Parameter] = {}
@@ -77,7 +78,7 @@ class Recorder(Mode):
         if func is _SWITCH:
             ended = self.switch(args[0])
             func(*args)
-            if ended and not torch.compiler.is_compiling():
+            if ended and not self.compiles:  # a compiled part may hide it, in one pass or another
                 self._remember((func, True), self.random.read())
             return None
         if "generator" in kwargs:
@@ -120,19 +121,18 @@ class Recorder(Mode):
         return out
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        compiling = torch.compiler.is_compiling()
-        given = list(args[:1]) if compiling else list(tensors((args, tuple(kwargs.values()))))
-        before = [0 if compiling else version(t) for t in given]
+        given = list(tensors((args, tuple(kwargs.values()))))
+        before = [version(t) for t in given]
         out = func(*args, **kwargs)
         in_place = bool(args) and (out is None or out is args[0])
         written = [
             (place, None if isinstance(t, nn.Parameter) else t.clone())
             for place, (t, known) in enumerate(zip(given, before, strict=True))
-            if (in_place and place == 0 if compiling or t.is_inference() else version(t) != known)
+            if (in_place and place == 0 if t.is_inference() else version(t) != known)
         ]
         same = next((place for place, t in enumerate(given) if t is out), None)
-        inference = not compiling and torch.is_inference_mode_enabled()
-        state = self.random.read() if inference else None
+        unseen = self.compiles or torch.is_inference_mode_enabled()  # the end of the block
+        state = self.random.read() if unseen else None
         alias = isinstance(out, Tensor) and same is None and self._moves(args, out)
         decision = (None if same is not None else out, same, written, state)
         self._remember((func, True), decision, alias)
@@ -141,8 +141,6 @@ class Recorder(Mode):
     def _moves(self, args: Any, out: Tensor) -> bool:
         """Whether a constant lies in the memory of a weight."""
         weights = [a for a in args if isinstance(a, nn.Parameter) and a.requires_grad]
-        if torch.compiler.is_compiling():
-            return bool(weights)
         self._weights.update({id(w): w for w in weights})
         return any(shares_memory(w, out) for w in self._weights.values())
 
@@ -170,6 +168,7 @@ class Replayer(Mode):
         self._tape = recorder.tape
         self._next = 0
         self._used: list[int] = []
+        self._compiles = recorder.compiles
         self.lenient = _asked.get() != recorder.asked
         self._prefix = None if self.lenient else recorder.prefix
         self._in_prefix = self._prefix is not None
@@ -182,7 +181,7 @@ class Replayer(Mode):
         if func is _SWITCH:
             ended = self.switch(args[0])
             func(*args)
-            if ended and not self._in_prefix and not torch.compiler.is_compiling():
+            if ended and not self._in_prefix and not self._compiles:
                 self.random.write(self._take(func, True))
             return None
         if "generator" in kwargs:

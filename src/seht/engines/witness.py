@@ -82,7 +82,7 @@ class Witness:
         """
         self._reason = None
         if isinstance(func, OpOverload):
-            self.blind = True  # compiled code, whose inside differs between the passes
+            self.lose_sight()
         if self.blind:
             return
         target = args[0] if func in IN_PLACE and args and isinstance(args[0], Tensor) else None
@@ -104,6 +104,12 @@ class Witness:
             raise unrepeatable(self._reason)
         elif target is not None:
             self._write(root_of(target))
+
+    def lose_sight(self) -> None:
+        """Compiled code follows, whose inside differs between the passes."""
+        if not self.blind and self._changed:  # it may read what has changed
+            raise unrepeatable(next(iter(self._changed.values()))[1])
+        self.blind = True
 
     def made(self, func: Any, args: Any, out: Any) -> None:
         """After a call: its results are the closure's own."""

@@ -1,0 +1,115 @@
+"""What a method is: the one interface between a regulariser and the training loop.
+
+A method acts on the recipe, the batch, the model, the objective or the optimiser, and says so by
+the functions it overrides. Several are combined by asking each in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from seht.lab.config import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's examples."""
+
+    x: Tensor
+    """Images ``(batch, channels, height, width)``, normalised; or tokens ``(time, batch)``."""
+    y: Tensor
+    """Classes ``(batch,)``; or the next tokens ``(time, batch)``."""
+    other: Tensor | None = None
+    """Second labels (mixup)."""
+    share: float = 1.0
+    """Weight of ``y``; ``other`` has the rest."""
+    hidden: Any = None
+    """Text: the hidden state that the batch before ended with, detached."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What the closure has computed, for terms of the loss."""
+
+    model: nn.Module
+    batch: Batch
+    logits: Tensor
+    """``(examples, classes)``; text: one row per token."""
+    loss: Tensor
+    """The (smoothed, mixed) cross-entropy."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a method finds itself when training starts."""
+
+    recipe: Recipe
+    model: nn.Module
+    classes: int
+    steps_per_epoch: int
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return self.steps_per_epoch * self.recipe.epochs
+
+
+Closure = Callable[[], Any]
+"""Returns ``(loss, aux)``: the loss of one forward pass, with every term of every method in it."""
+
+
+class Method:
+    """A way to train; every function below does nothing unless it is overridden.
+
+    The options of a method are the keyword arguments of its ``__init__``, and its docstring is its
+    card: formula, source, default settings.
+    """
+
+    name: ClassVar[str]
+    tasks: ClassVar[frozenset[str]] = frozenset({"image", "text"})
+    """Where it makes sense."""
+
+    smoothing: float = 0.0
+    """Label smoothing's epsilon in the cross-entropy."""
+
+    def configure(self, recipe: Recipe) -> Recipe:
+        """Change the recipe, before anything is built from it."""
+        return recipe
+
+    def setup(self, run: Run) -> None:
+        """Once, with the model built and on its device: hooks, penalties, counters."""
+
+    def batch(self, batch: Batch, step: int) -> Batch:
+        """Change the examples of a step; draws from torch's global random state."""
+        return batch
+
+    def term(self, forward: Forward) -> Tensor | None:
+        """Something to add to the loss, inside the closure."""
+        return None
+
+    def objective(self, closure: Closure) -> Closure:
+        """Go around the closure: what is returned is called once per step and differentiated."""
+        return closure
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Change or wrap the optimiser. Its ``step`` is given a closure that computes loss and
+        gradient again, for those that need it.
+        """
+        return optimizer
+
+    def log(self) -> dict[str, float]:
+        """Figures of the last step worth a column (trace, penalty)."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; tensors and plain values only."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""

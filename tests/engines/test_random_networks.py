@@ -132,7 +132,8 @@ def agree(spec: Spec, **options) -> None:
     def distances(kappa: float) -> tuple[float, float]:
         """In units of the tolerance: 1e-5 of value and gradient."""
         ours, our_g, our_plain = estimate(spec, "difference", kappa=kappa, **options)
-        assert norm(plain) == 0 or relative(our_plain, plain) < 1e-9
+        # PyTorch's hardswish divides by 6 in float32, whatever the dtype.
+        assert norm(plain) == 0 or relative(our_plain, plain) < 1e-7
         gap = norm([a - b for a, b in zip(our_g, g, strict=True)]).item()
         return (
             abs(ours - value) / (1e-5 * abs(value) + floor + 1e-300),

@@ -59,9 +59,9 @@ def gauss_newton(
             again = check_loss(split(output)[0])
             roots = [again, *passes.boundary.outputs]
             pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
-            combined = passes.pull(roots, pulls, keep=passes.older)
-        combined = add(combined, times(total, factor))
-        whole = handed_out(loss + factor * trace, combined, passes.leaves)
+            total = times(total, factor)
+            passes.pull_into(total, roots, pulls)
+        whole = handed_out(loss + factor * trace, total, passes.leaves)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)
@@ -100,7 +100,7 @@ def _probe(
     if two_sided:
         with passes.at(sigma, -e):
             minus = list(passes.boundary.outputs)  # type: ignore[union-attr]
-            part = add(part, passes.pull(minus, [-f for f in factors], keep=passes.older))
+            passes.pull_into(part, minus, [-f for f in factors])
             del minus
         return found, part, found.third
     return found, part, [t - f for t, f in zip(found.third, factors, strict=True)]

@@ -123,37 +123,20 @@ class Passes:
     def gradient(
         self, sigma: Directions, step: Tensor, total: Gradient, scale: Tensor | None = None
     ) -> Tensor:
-        """Add the gradient at w + step * sigma to ``total``, part by part; returns sigma . g.
-
-        With a ``scale`` it is multiplied by that, and ``total`` is overwritten in place: it must be
-        ours. Without one the sum is made out of place, as what autograd hands out may be shared
-        between leaves, or belong to somebody else.
-        """
+        """Add the gradient at w + step * sigma (times ``scale``) to ``total``; gives sigma . g."""
         drawn = {id(w): sigma[n] for n, w in self.used.items()}
         along = [drawn.get(id(leaf)) for leaf in self.leaves]
         dot = self.loss.detach().new_zeros((), dtype=torch.float64)
 
-        def take(place: int, g: Tensor) -> None:
+        def see(place: int, g: Tensor) -> None:
             direction = along[place] if place < len(along) else None
             if direction is not None:
                 dot.add_(inner(direction, g))
-            known = total[place]
-            if scale is None:
-                total[place] = g if known is None else known + g
-            elif known is None or known.layout != torch.strided or g.layout != torch.strided:
-                total[place] = g * scale if known is None else known + g * scale
-            else:
-                total[place] = known.addcmul_(g, scale.to(g.dtype))
 
         with self.at(sigma, step) as output:
             loss = check_loss(split(output)[0])
             del output
-            # The first of several gradients has to be held anyway.
-            found = self.pull([loss], None, keep=self.older, take=take if total else None)
-            total.extend([None] * (len(found) - len(total)))
-            for place, g in enumerate(found):
-                if g is not None:
-                    take(place, g)
+            self.pull_into(total, [loss], None, scale=scale, see=see)
         return dot
 
     def centre_gradient(self, *, keep: bool) -> Gradient:
@@ -179,6 +162,39 @@ class Passes:
                 outputs, targets, cotangents, retain_graph=keep, allow_unused=True
             )
         return [None if place in taken else g for place, g in enumerate(found)]
+
+    def pull_into(
+        self,
+        total: Gradient,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor | None] | None,
+        *,
+        scale: Tensor | None = None,
+        see: Take = lambda place, g: None,
+    ) -> None:
+        """Add a gradient to ``total``, part by part; ``see`` is shown each first.
+
+        With a ``scale`` it is multiplied by that, and ``total`` is overwritten in place: it must be
+        ours. Without one the sum is made out of place, as what autograd hands out may be shared
+        between leaves, or belong to somebody else.
+        """
+
+        def take(place: int, g: Tensor) -> None:
+            see(place, g)
+            known = total[place]
+            if scale is None:
+                total[place] = g if known is None else known + g
+            elif known is None or known.layout != torch.strided or g.layout != torch.strided:
+                total[place] = g * scale if known is None else known + g * scale
+            else:
+                total[place] = known.addcmul_(g, scale.to(g.dtype))
+
+        # The first of several gradients has to be held anyway.
+        found = self.pull(outputs, cotangents, keep=self.older, take=take if total else None)
+        total.extend([None] * (len(found) - len(total)))
+        for place, g in enumerate(found):
+            if g is not None:
+                take(place, g)
 
     def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
         """The gradient that flows back from the outputs at the centre."""

@@ -15,16 +15,17 @@ def labels(count):
     return torch.arange(count) % 5
 
 
-def ignoring(z):
+def ignoring(z, index=-100):
     y = labels(6)
-    y[2] = -100
-    return F.cross_entropy(z, y)
+    y[2] = index
+    return F.cross_entropy(z, y, ignore_index=index)
 
 
 MATCHED = {
     "plain": (FLAT, lambda z: F.cross_entropy(z, labels(6))),
     "sum": (FLAT, lambda z: F.cross_entropy(z, labels(6), reduction="sum")),
     "ignored": (FLAT, ignoring),
+    "ignored, no class": (FLAT, lambda z: ignoring(z, 255)),
     "ignore_index": (FLAT, lambda z: F.cross_entropy(z, labels(6), ignore_index=3)),
     "flattened": (DEEP, lambda z: F.cross_entropy(z.view(-1, 5), labels(12))),
     "reshaped": (DEEP, lambda z: F.cross_entropy(z.reshape(-1, 5), labels(12))),

@@ -35,8 +35,9 @@ class SoftmaxCurvature:
     def __init__(self, outputs: list[Tensor], place: int, nll: Any, log_softmax: Any) -> None:
         self._outputs, self._place = outputs, place
         self._p = log_softmax._saved_result.detach().exp()
-        self._target = nll._saved_target.unsqueeze(1)
-        kept = self._target != _signed(nll._saved_ignore_index)
+        target = nll._saved_target.unsqueeze(1)
+        kept = target != _signed(nll._saved_ignore_index)
+        self._target = target.where(kept, 0)  # what is ignored need not be a class
         self._share = kept.to(self._p.dtype)
         if nll._saved_reduction == _MEAN:
             self._share = self._share / nll._saved_total_weight
@@ -69,10 +70,8 @@ class SoftmaxCurvature:
 
     def slopes(self) -> list[Tensor]:
         """dL/dz."""
-        slope = self._p.scatter_add(
-            1, self._target.clamp(min=0), -torch.ones_like(self._share)
-        ).mul_(self._share)
-        return self._spread(slope)
+        ones = torch.ones_like(self._share)
+        return self._spread(self._p.scatter_add(1, self._target, -ones).mul_(self._share))
 
     def along(self, direction: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """d^T H d, H d, and the derivative of the first in the outputs."""

@@ -164,7 +164,7 @@ def wikitext2_gru_small() -> Recipe:
 
 
 _SMALL_TEXT: dict[str, Any] = {
-    "data": {"size": 200_000, "vocabulary": 5000},
+    "data": {"size": 200_000, "validation": 50_000, "vocabulary": 5000},
     "model": {"embedding": 128, "hidden": 128},
     "optim": {},
     "epochs": 6,
@@ -198,7 +198,7 @@ def cifar10_low() -> Recipe:
     """2,000 images, no augmentation, a small ResNet: the setting where regularisers matter most."""
     return Recipe(
         name="cifar10-low",
-        data=DataConfig("cifar10", size=2000, validation=2000),
+        data=DataConfig("cifar10", size=2000, validation=1000),
         model=ModelConfig("resnet18", width=16),
         optim=OptimConfig(lr=0.05, momentum=0.9, weight_decay=5e-4, schedule="cosine"),
         batch=64,

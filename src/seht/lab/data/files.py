@@ -148,8 +148,9 @@ def _download(url: str, expected: str, name: str, to: Path, size: str = "") -> P
                 f"{url} is not the file it was: {expected} is expected; nothing was kept. Try "
                 "again later, or fetch it elsewhere and name its directory in --data-dir"
             ) from error
-        except OSError:
-            if attempt == TRIES - 1:
+        except OSError as error:
+            refused = getattr(error, "response", None) is not None  # such as 404
+            if refused or attempt == TRIES - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 

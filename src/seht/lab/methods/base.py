@@ -122,3 +122,6 @@ class Method:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
+
+    def seek(self, step: int) -> None:
+        """Go to that step of the training's schedule (warm-up, every so many steps): for timing."""

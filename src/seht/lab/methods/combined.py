@@ -78,6 +78,11 @@ class Combined(Method):
             found.update(figures)
         return found
 
+    def seek(self, step: int) -> None:
+        """Each."""
+        for method in self.methods:
+            method.seek(step)
+
     def state_dict(self) -> dict[str, Any]:
         """By the methods' names."""
         return {m.name: m.state_dict() for m in self.methods}

@@ -69,6 +69,11 @@ class TracePenalty(Method):
             return {"penalty": 0.0}
         return {"trace": last.trace, "penalty": last.penalty}
 
+    def seek(self, step: int) -> None:
+        """The penalty counts its calls."""
+        state = self.penalty.state_dict()
+        self.penalty.load_state_dict({**state, "calls": step * self.penalty.accumulate})
+
     def state_dict(self) -> dict[str, Any]:
         """The penalty's own: probes, guard rails, the engine's step."""
         return self.penalty.state_dict()

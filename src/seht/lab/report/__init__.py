@@ -39,10 +39,11 @@ def show(directory: str | Path) -> None:
     from seht.lab.report import table, words
 
     rows = build(load(directory))
-    console = Console(highlight=False, soft_wrap=True)
-    # A file or a pipe has no width of its own.
-    console.print(table.terminal(rows, console.width if console.is_terminal else 120))
-    print(words.brief(rows))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console.width = 120
+    console.print(table.terminal(rows, console.width))
+    console.print(words.brief(rows), soft_wrap=True)
 
 
 def _replace(file: Path, text: str) -> Path:

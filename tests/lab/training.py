@@ -8,7 +8,7 @@ import torch
 from seht.lab import models
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
 from seht.lab.methods.base import Batch, Run
-from seht.lab.methods.loss import make_closure
+from seht.lab.methods.loss import cross_entropy, make_closure, outputs
 from seht.lab.methods.parse import parse
 
 IMAGE = Recipe(
@@ -78,14 +78,10 @@ class Trainer:
         ]
         self.method.setup(Run(self.recipe, self.model, CLASSES, len(self.data) * 6, seed))
         optim = self.recipe.optim
-        self.optimizer = self.method.optimizer(
-            torch.optim.SGD(
-                self.model.parameters(),
-                lr=optim.lr,
-                momentum=optim.momentum,
-                weight_decay=optim.weight_decay,
-            )  # fmt: skip
+        sgd = torch.optim.SGD(
+            self.model.parameters(), optim.lr, optim.momentum, weight_decay=optim.weight_decay
         )
+        self.optimizer = self.method.optimizer(sgd)
         self.step = 0
         self.hidden = None
 
@@ -118,7 +114,8 @@ class Trainer:
         """The plain cross-entropy over the data, in evaluation mode."""
         self.model.eval()
         with torch.no_grad():
-            return sum(self.closure(b)()[1]["loss"].item() for b in self.data) / len(self.data)
+            losses = [cross_entropy(outputs(self.model, b)[0], b).item() for b in self.data]
+        return sum(losses) / len(losses)
 
     def weights(self):
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}

@@ -154,10 +154,11 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     def run(arguments: argparse.Namespace) -> int:
         from seht.cli import UsageError
         from seht.lab.records import RunError
+        from seht.lab.report import ReportError
 
         try:
             return function(arguments)
-        except RunError as error:
+        except (RunError, ReportError) as error:
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
             print("\nseht: interrupted; the same command goes on from here", file=sys.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import seht
-from seht.lab import cost, search
+from seht.lab import cost, report, search
 from seht.lab.config import Recipe
 from seht.lab.locks import alone
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
@@ -99,7 +99,7 @@ def compare(
     scheduler: Scheduler | None = None,
     costs: bool = True,
     say: Say = print,
-) -> list[Path]:
+) -> dict[str, Path]:
     """Run what is not done yet, write the report, and return its files.
 
     ``grid`` has the candidates of every row, of which :mod:`seht.lab.search` keeps the one that is
@@ -114,8 +114,6 @@ def compare(
         run(comparison.trials(), scheduler, say)
         if costs:
             cost.complete(comparison, say)
-        from seht.lab import report
-
         return report.write(comparison.out)
 
 

@@ -79,12 +79,13 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
             squares = [weight.double().square().sum().item() for weight in model.parameters()]
     finally:
         model.train(was)
+    trace = {
+        "estimate": statistics.fmean(traces),
+        "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),
+        "probes": len(traces),
+    }
     return {
-        "trace": {
-            "estimate": statistics.fmean(traces),
-            "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),
-            "probes": len(traces),
-        },
+        "trace": trace if all(map(math.isfinite, traces)) else None,
         "weight_norm": math.sqrt(sum(squares)),
         "train_loss": sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes),
     }

@@ -215,6 +215,8 @@ class _Run:
         found = {name: value for name, value in valid.items() if value is not None}
         if self.test:
             test = evaluate(training.model, training.data.eval_batches("test"), task)
+            if not math.isfinite(test["loss"]):
+                raise DivergedError(f"the test loss is {test['loss']} after epoch {row['epoch']}")
             found |= {f"test_{name}": value for name, value in test.items()}
         return found
 

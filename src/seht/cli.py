@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from seht.lab.commands import add_compare, add_train
+
 DESCRIPTION = "Hessian-trace regularisation for PyTorch, with a gradient that is right."
 EPILOG = """\
 examples:
@@ -23,6 +25,9 @@ examples:
   seht check train:example --json   the same for a program
   seht check --help                 what `example` has to return
   seht bench --fast                 what each estimator costs on this machine
+  seht train digits --method seht-h train one method
+  seht compare digits               every method, several seeds: the paper's table for your data
+  seht report DIR                   the table and the page of a comparison, made again
 """
 CHECK = """\
 Compare each engine's Hessian-trace penalty with differences of ordinary gradients, on a float64
@@ -49,6 +54,10 @@ Time, peak memory, error and variance of every estimator and engine beside a pla
 its rivals, on a ResNet-18, a Wide ResNet, an LSTM, a GPT and an MLP. Prints a Markdown report;
 progress goes to standard error. Leave the machine alone while it runs.
 """
+REPORT = """\
+Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
+print the table. Also works while a comparison is running: what is not done yet is listed as such.
+"""
 
 
 class UsageError(Exception):
@@ -58,7 +67,10 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not getattr(arguments, "extras", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest  # a command of the lab takes any field of its recipe
     if arguments.run is None:
         parser.print_help()
         return 0
@@ -181,6 +193,34 @@ def run_bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# --- seht report ------------------------------------------------------------------------------
+
+
+def add_report(commands: Any) -> None:
+    """``seht report DIR``."""
+    parser = commands.add_parser(
+        "report",
+        help="the table and the page of a comparison",
+        description=REPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the files, print the table and where the page is."""
+    from seht.lab import report
+
+    try:
+        files = report.write(arguments.directory)
+        report.show(arguments.directory)
+    except report.ReportError as error:
+        raise UsageError(str(error)) from error
+    print(files["report.html"])
+    return 0
+
+
 # --- shared by commands -----------------------------------------------------------------------
 
 
@@ -249,7 +289,13 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-COMMANDS: tuple[Callable[[Any], None], ...] = (add_check, add_bench)
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    add_check,
+    add_bench,
+    add_train,
+    add_compare,
+    add_report,
+)
 """Every command's function; a new one is added here."""
 
 

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import lightning_fabric  # noqa: F401
+
 from seht.lab.fields import override
 from seht.lab.recipes import recipe
 
@@ -83,13 +85,10 @@ def _command(arguments, log, limit):
     os._exit(code)
 
 
-_FROM = multiprocessing.get_context("forkserver")
-# Imported once, in the process from which the others are forked: Fabric alone takes seconds.
-_FROM.set_forkserver_preload(["lightning_fabric", "seht.lab.runner", "seht.lab.report.page"])
-
-
 def start(arguments, log, limit=None):
     """The command in a process of its own; ``limit``: bytes that a file may have at most."""
-    process = _FROM.Process(target=_command, args=([str(a) for a in arguments], str(log), limit))
+    # Forked, with everything imported: Fabric alone takes seconds.
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=_command, args=([str(a) for a in arguments], str(log), limit))
     process.start()
     return process

@@ -166,7 +166,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _say_warning
+                warnings.showwarning = _say_warning  # type: ignore[assignment]
                 return function(arguments)
         except (RunError, ReportError) as error:
             raise UsageError(str(error)) from error
@@ -245,6 +245,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         grid_seeds=arguments.grid_seeds,
         scheduler=Processes(arguments.jobs) if arguments.jobs > 1 else InTurn(watch),
         costs=not arguments.no_cost,
+        what_fits=arguments.methods is None and arguments.preset is None,
         say=lambda line: print(line, flush=True),
     )
     report.show(out)
@@ -325,6 +326,11 @@ def _rows(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     for text in texts:
         found = candidates(text, recipe) if arguments.grid else expand(text)
         rows.append([_entry(recipe, candidate) for candidate in found])
+    slugs = [entry.slug for row in rows for entry in row]
+    for row in rows:
+        for entry in row:
+            if slugs.count(entry.slug) > 1:
+                raise ValueError(f"{entry.name} is given twice in --methods; leave one out")
     return recipe, rows
 
 

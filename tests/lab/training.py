@@ -32,7 +32,7 @@ CLASSES = 5
 
 
 def model_of(recipe):
-    """Two blocks for images, so that there is a layer with a projection and one without."""
+    """Small: an image model has two blocks, one with a projection and one without."""
     config = recipe.model
     if recipe.task == "text":
         return models.RecurrentLM(
@@ -43,7 +43,7 @@ def model_of(recipe):
         return models.WideResNet(
             10, 1, classes=CLASSES, width=config.width, dropout=config.dropout, norm=config.norm
         )
-    return models.ResNet((1, 1, 2), classes=CLASSES, width=config.width, norm=config.norm)
+    return models.ResNet((1, 1), classes=CLASSES, width=config.width, norm=config.norm)
 
 
 def batches(recipe, count=4, seed=7):
@@ -56,11 +56,11 @@ def batches(recipe, count=4, seed=7):
         size = recipe.data.bptt
         pieces = [tokens[i * size : (i + 1) * size + 1] for i in range(count)]
         return [Batch(piece[:-1], piece[1:]) for piece in pieces]
-    pictures = torch.randn(CLASSES, 3, 8, 8, generator=generator)
+    pictures = torch.randn(CLASSES, 3, 6, 6, generator=generator)
     made = []
     for _ in range(count):
         y = torch.randint(CLASSES, (recipe.batch,), generator=generator)
-        noise = torch.randn(recipe.batch, 3, 8, 8, generator=generator)
+        noise = torch.randn(recipe.batch, 3, 6, 6, generator=generator)
         made.append(Batch(pictures[y] + 0.3 * noise, y))
     return made
 

@@ -49,13 +49,13 @@ $(SETUP_STAMP): $(PINS) | $(VENV)/bin/pip
 
 $(DEMO_STAMP): $(PINS) | $(VENV)/bin/pip
 	@echo "Installing seht with what the demo needs (torch is large: minutes, the first time) ..."
-	@$(PIP) -e '.[demo]'
+	@$(PIP) -e '.[lab]'
 	@touch $@
 
 setup: $(SETUP_STAMP) ## create .venv with every extra; nothing when it is up to date
 
-demo: $(DEMO_STAMP) ## train on scikit-learn's digits with and without the penalty (a minute)
-	@$(PY) -m seht.lab.demo
+demo: $(DEMO_STAMP) ## every method on scikit-learn's digits, 3 seeds: table and page (minutes)
+	@$(PY) -m seht compare digits --seeds 3 --jobs $(WORKERS) --out runs/demo
 
 test: lint ## set-up, linters, types and the fast tests (minutes)
 	$(PYTEST) -m "not slow and not browser"

@@ -7,7 +7,7 @@ command goes on, and ends with the same table.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 import seht
 from seht.lab import cost, report, search
 from seht.lab.config import Recipe
+from seht.lab.data import DataError
 from seht.lab.locks import alone
+from seht.lab.methods.parse import parse
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
-from seht.lab.trials import InTurn, Scheduler, Trial
+from seht.lab.training import Training, repeatable
+from seht.lab.trials import SAVE_EVERY, InTurn, Scheduler, Trial
 
 Say = Callable[[str], None]
 """Takes a line of progress."""
@@ -49,22 +52,25 @@ class Comparison:
     out: Path
     data_dir: str | None = None
     device: str = "auto"
+    save_every: float = SAVE_EVERY
 
-    def trials(self, entries: Iterable[Entry] | None = None) -> list[Trial]:
+    def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
+        """One run of it; those that must not see the test set are kept apart."""
+        return Trial(
+            entry.recipe,
+            entry.method,
+            seed,
+            self.out / ("runs" if test else "grid") / entry.slug / f"seed-{seed}",
+            test,
+            entry.label,
+            self.data_dir,
+            self.device,
+            self.save_every,
+        )
+
+    def trials(self) -> list[Trial]:
         """All methods of a seed, then the next seed: pairs are complete early."""
-        return [
-            Trial(
-                entry.recipe,
-                entry.method,
-                seed,
-                self.out / "runs" / entry.slug / f"seed-{seed}",
-                label=entry.label,
-                data_dir=self.data_dir,
-                device=self.device,
-            )
-            for seed in self.seeds
-            for entry in (self.entries if entries is None else entries)
-        ]
+        return [self.trial(entry, seed) for seed in self.seeds for entry in self.entries]
 
     def claim(self) -> None:
         """Make the directory this comparison's, or see that its recipe is the one there."""
@@ -98,23 +104,56 @@ def compare(
     grid_seeds: int = 1,
     scheduler: Scheduler | None = None,
     costs: bool = True,
+    what_fits: bool = False,
     say: Say = print,
 ) -> dict[str, Path]:
     """Run what is not done yet, write the report, and return its files.
 
     ``grid`` has the candidates of every row, of which :mod:`seht.lab.search` keeps the one that is
-    best on the validation split.
+    best on the validation split. A method that does not fit the recipe is an error, or with
+    ``what_fits`` left out.
     """
     scheduler = scheduler or InTurn()
     with alone(comparison.out, patience=0):
+        asked = [[entry] for entry in comparison.entries] if grid is None else grid
+        rows = fitting(comparison, asked, what_fits, say)
+        comparison = replace(comparison, entries=tuple(row[0] for row in rows))
         if grid is not None:
-            chosen = search.best(comparison, grid, grid_seeds, scheduler, say)
+            chosen = search.best(comparison, rows, grid_seeds, scheduler, say)
             comparison = replace(comparison, entries=tuple(chosen))
         comparison.claim()
         run(comparison.trials(), scheduler, say)
         if costs:
             cost.complete(comparison, say)
         return report.write(comparison.out)
+
+
+def fitting(
+    comparison: Comparison, rows: Sequence[Sequence[Entry]], leave_out: bool, say: Say
+) -> Sequence[Sequence[Entry]]:
+    """Build every method once: what is wrong is said now, not after an hour."""
+    kept = []
+    for row in rows:
+        try:
+            for entry in row:
+                if comparison.trial(entry, comparison.seeds[0]).finished() is None:
+                    spec = parse(entry.method)
+                    with repeatable(entry.recipe.threads):
+                        Training(
+                            entry.recipe,
+                            spec,
+                            comparison.seeds[0],
+                            data_dir=comparison.data_dir,
+                            device=comparison.device,
+                        )
+            kept.append(row)
+        except DataError as error:
+            raise RunError(str(error)) from error
+        except ValueError as error:
+            if not leave_out:
+                raise RunError(f"{entry.name}: {error}") from error
+            say(f"left out: {entry.name}: {error}")
+    return kept
 
 
 def run(trials: Sequence[Trial], scheduler: Scheduler, say: Say) -> list[Result]:

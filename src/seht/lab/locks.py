@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seht.lab.records import RunError, writing
@@ -15,7 +14,7 @@ def alone(directory: Path, patience: float = 0.0) -> Iterator[None]:
     """Make the directory and keep others out of it; wait ``patience`` seconds for them to leave."""
     from filelock import FileLock, Timeout
 
-    new = not directory.exists()
+    new = [place for place in (directory, *directory.parents) if not place.exists()]
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / ".lock")
@@ -29,6 +28,9 @@ def alone(directory: Path, patience: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        if new and {file.name for file in directory.iterdir()} <= {".lock"}:
-            shutil.rmtree(directory, ignore_errors=True)  # what failed at once leaves no trace
+        if new and [file.name for file in directory.iterdir()] == [".lock"]:
+            (directory / ".lock").unlink()  # what failed at once leaves no trace
+            with suppress(OSError):
+                for place in new:
+                    place.rmdir()
         lock.release()

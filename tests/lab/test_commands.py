@@ -1,0 +1,150 @@
+"""``seht train`` and ``seht compare``: what they take, print and refuse."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from small import FEW, options
+
+from seht import cli
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        try:
+            code = cli.main([str(a) for a in arguments])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_train_from_the_command_line(run, tmp_path):
+    code, out, err = run("train", "digits", "--method", "seht-d(prob=0.5)", *options())
+    assert (code, err) == (0, "")
+    assert "epoch 3/3" in out and "test_top1" in out and "trace" in out and "weight norm" in out
+    where = tmp_path / out.splitlines()[-1]
+    assert where == tmp_path / "runs/train/digits/seht-d_prob=0.5/seed-0"
+    config = json.loads((where / "config.json").read_text())
+    assert config["recipe"]["model"]["width"] == int(FEW["model.width"])
+
+
+def test_fields_before_and_after_the_recipe(run, tmp_path):
+    few = options({k: v for k, v in FEW.items() if k != "epochs"})
+    code, _, err = run(
+        "train", "--epochs", "1", "digits", "--settings.seht-h.weight", "0.5",
+        "--settings.seht-h.probes=2", "--method", "seht-h", "--out", "r", *few,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    recipe = json.loads((tmp_path / "r" / "config.json").read_text())["recipe"]
+    assert recipe["epochs"] == 1
+    assert recipe["settings"] == {"seht-h": {"weight": 0.5, "probes": 2}}
+
+
+def test_a_failed_run_has_exit_code_1(run):
+    code, out, _ = run("train", "digits", *options(), "--optim.lr", "1e30")
+    assert code == 1 and out.splitlines()[-2].startswith("failed: the training loss is")
+
+
+def test_compare_from_the_command_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("seht.lab.cost.SECONDS", 0.3)
+    code, out, err = run(
+        "compare", "digits", "--methods", "weight-decay,seht-h(weight=1e-3|1e-2)", "--seeds", 2,
+        *options({**FEW, "epochs": "1"}),
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "[6/6]" in out and "timing seht-h(weight=0.01) against weight-decay" in out
+    assert out.splitlines()[-1] == "runs/digits/report.html"
+    for name in ("table.md", "table.csv", "report.html", "cost.json"):
+        assert (tmp_path / "runs" / "digits" / name).stat().st_size
+    table = (tmp_path / "runs" / "digits" / "table.csv").read_text()
+    assert str(tmp_path) not in table
+
+
+def test_help_names_the_recipes_fields(run):
+    for command in ("train", "compare"):
+        code, out, _ = run(command, "digits", "--help")
+        assert code == 0
+        for words in ("--model.width", "--epochs", "--optim.lr", "0.05", "examples:"):
+            assert words in out
+    assert "fields of" not in run("train", "--help")[1]
+    assert "did you mean 'digits'" in run("train", "digit", "--help")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "digit"], "unknown recipe 'digit'; did you mean 'digits'"),
+        (["train", "digits", "--method", "seth-h"], "'seth-h'; did you mean 'seht-h'"),
+        (["train", "digits", "--method", "seht-h(wieght=1)"], "did you mean 'weight'"),
+        (["train", "digits", "--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'"),
+        (["train", "digits", "--model.widht=3"], "did you mean '--model.width'"),
+        (["train", "digits", "--epochs", "three"], "epochs must be a whole number, not 'three'"),
+        (["train", "digits", "--epochs", "0"], "epochs must be"),
+        (["train", "digits", "--settings.seht-h.weight"], "needs a value"),
+        (["train", "digits", "more"], "'more' is one argument too many"),
+        (["train"], "required: RECIPE"),
+        (["train", "digits", "--data.size", "9999"], "data.size"),
+        (["train", "digits", "--settings.seht-h.wieght", "1", "--method", "seht-h"], "weight"),
+        (["train", "digits", "--seed", "x"], "invalid int value"),
+        (["compare", "digits", "--data.size", "9999"], "data.size"),
+        (["compare"], "name a recipe"),
+        (["compare", "digits", "--seeds", "0"], "--seeds must be at least 1"),
+        (["compare", "digits", "--methods", "none,,mixup"], "a method is missing"),
+        (["compare", "digits", "--methods", "none,none"], "none is given twice"),
+        (["compare", "digits", "--small"], "belongs to --preset"),
+        (["compare", "--preset", "tabel1"], "did you mean 'table1'"),
+        (["compare", "digits", "--preset", "table1"], "brings its own recipe"),
+        (["compare", "pydocs", "--methods", "none,cutout"], "cutout works on images"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_mistakes_are_one_line_and_leave_nothing(run, tmp_path, arguments, message):
+    code, out, err = run(*arguments)
+    assert code == 2 and not out
+    assert re.search(re.escape(message), err), err
+    assert "Traceback" not in err
+    assert len([line for line in err.splitlines() if "error:" in line]) == 1
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("command", [["train", "digits"], ["compare", "digits", "--seeds", "1"]])
+def test_a_directory_that_cannot_be_written(run, tmp_path, command):
+    (tmp_path / "file").write_text("mine")
+    code, out, err = run(*command, "--out", tmp_path / "file" / "run", *options())
+    assert code == 2 and not out
+    assert err.startswith("seht: error: cannot write") and "Not a directory" in err
+    assert "--out" in err and err.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_presets_have_their_rows(run, tmp_path):
+    from seht.lab.commands import _rows
+
+    arguments, rest = cli.build_parser().parse_known_args(
+        ["compare", "--preset", "lr-lstm", "--small", "--epochs", "1"]
+    )
+    arguments.rest = rest
+    recipe, rows = _rows(arguments)
+    assert recipe.name == "wikitext2-lstm-small" and recipe.epochs == 1
+    entries = [entry for (entry,) in rows]
+    assert {entry.recipe.optim.lr for entry in entries} >= {0.001, 20.0, 40.0}
+    assert all(entry.recipe.epochs == 1 for entry in entries)
+    assert len({entry.slug for entry in entries}) == len({e.name for e in entries}) == len(rows)
+
+
+def test_help_does_not_load_what_only_runs_need():
+    code = (
+        "import sys; from seht import cli; cli.build_parser();"
+        "heavy = {'lightning_fabric', 'rich', 'sklearn', 'tensorboard', 'matplotlib', 'pooch',"
+        "'pytorch_optimizer', 'scipy', 'jinja2'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

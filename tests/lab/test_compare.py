@@ -1,0 +1,254 @@
+"""Comparisons: killed and continued, failing in part, searching, and directories in use."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+from small import FEW, digits, options, outcome, start, timeless
+
+from seht import cli
+from seht.lab import compare as comparing
+from seht.lab.compare import Comparison, Entry, compare
+from seht.lab.locks import alone
+from seht.lab.methods.parse import parse
+from seht.lab.records import RunError
+from seht.lab.search import candidates, expand
+from seht.lab.trials import InTurn, Processes
+
+METHODS = "weight-decay,seht-h,mixup+label-smoothing"
+ROWS = 3 * 2 * int(FEW["epochs"])
+CALL = ["compare", "digits", "--methods", METHODS, "--seeds", "2", "--save-every", "0", *options()]
+
+
+def entries(recipe, *texts):
+    return tuple(Entry(parse(t).text, recipe, parse(t).slug) for t in texts)
+
+
+def quiet(line):
+    pass
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The comparison as it should be."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    end(start([*CALL, "--out", out / "c"], out / "log"), out / "log")
+    expected = outcome(out / "c")
+    assert len(expected["table.csv"]) == 3 and rows(out / "c") == ROWS
+    return expected
+
+
+def end(process, log):
+    process.join()
+    assert process.exitcode == 0, log.read_text()
+
+
+def rows(out):
+    """Epochs that are done, of all runs."""
+    return sum(len(file.read_text().splitlines()) - 1 for file in out.glob("runs/*/*/metrics.csv"))
+
+
+def killed_and_continued(tmp_path, expected, kills, seed):
+    draw = random.Random(seed)
+    log, out = tmp_path / "log", tmp_path / "c"
+    hits = 0
+    for left in range(kills, 0, -1):
+        # Some epochs on, so that the kills are spread over the comparison; then any moment.
+        done = rows(out)
+        until = done + draw.uniform(0, 2 * (ROWS - done) / (left + 1))
+        process = start([*CALL, "--out", out], log)
+        while process.exitcode is None and rows(out) < until:
+            time.sleep(0.001)
+        process.join(draw.uniform(0, 0.1))
+        hits += process.exitcode is None
+        process.kill()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
+    assert hits > kills / 2
+    end(start([*CALL, "--out", out], log), log)
+    assert outcome(out) == expected
+
+
+def test_a_killed_comparison_ends_with_the_same_table(tmp_path, undisturbed):
+    killed_and_continued(tmp_path, undisturbed, 1, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_ten_kills(tmp_path, undisturbed, seed):
+    """A killed process loses some steps only: the moments wander through the comparison."""
+    killed_and_continued(tmp_path, undisturbed, 10, seed)
+
+
+def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path, undisturbed):
+    log, out = tmp_path / "log", tmp_path / "c"
+    process = start([*CALL, "--out", out], log, limit=6000)
+    process.join()
+    said = log.read_text()
+    assert process.exitcode == 2, said
+    assert said.count("seht: error: cannot write") == 1 and "Traceback" not in said
+    assert "File too large" in said and "run the same command again" in said
+    assert not list(out.rglob("*.part")) and not list(out.rglob("result.json"))
+    end(start([*CALL, "--out", out], log), log)
+    assert outcome(out) == undisturbed
+
+
+def test_two_processes_do_not_share_a_directory(tmp_path, undisturbed, capsys):
+    log, out = tmp_path / "log", tmp_path / "c"
+    process = start([*CALL, "--out", out], log)
+    while process.exitcode is None and not list(out.glob("runs/*/*/metrics.csv")):
+        time.sleep(0.01)
+    assert cli.main([*CALL, "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"seht: error: another process is working in {out};")
+    assert said.count("\n") == 1
+    end(process, log)
+    assert outcome(out) == undisturbed
+
+
+def test_a_run_in_use_is_refused(tmp_path, capsys):
+    out = tmp_path / "run"
+    with alone(out):
+        assert cli.main(["train", "digits", "--out", str(out), *options()]) == 2
+    assert "another process is working in" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_table(tmp_path, undisturbed):
+    log, out = tmp_path / "log", tmp_path / "c"
+    end(start([*CALL, "--jobs", "2", "--out", out], log), log)
+    assert outcome(out) == undisturbed
+
+
+@pytest.mark.slow
+def test_workers_leave_with_a_killed_driver(tmp_path, undisturbed):
+    log, out = tmp_path / "log", tmp_path / "c"
+    process = start([*CALL, "--jobs", "2", "--out", out], log)
+    while process.exitcode is None and not list(out.glob("runs/*/*/metrics.csv")):
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    end(start([*CALL, "--jobs", "2", "--out", out], log), log)
+    assert outcome(out) == undisturbed
+
+
+def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("seht.lab.cost.SECONDS", 0.3)
+    recipe, said = digits(), []
+    wild = digits(**{"optim.lr": "1e30"})
+    rows = (*entries(recipe, "none"), Entry("none", wild, "wild", "none@optim.lr=1e30"))
+    rows += entries(recipe, "mixup")
+    out = tmp_path / "c"
+    files = compare(Comparison(recipe, rows, (0, 1), out), say=said.append)
+    failed = [line for line in said if "failed" in line]
+    assert len(failed) == 2 and "none@optim.lr=1e30, seed 0: failed: the training loss" in failed[0]
+    assert set(files) == {"table.md", "table.csv", "report.html"}
+    table = files["table.md"].read_text()
+    assert "failed" in table and "the training loss is" in table
+    costs = json.loads((out / "cost.json").read_text())
+    assert costs["none"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    for cost in costs.values():
+        assert 0 < cost["low"] <= cost["ratio"] <= cost["high"]
+
+
+def test_done_runs_are_skipped_and_new_ones_added(tmp_path):
+    recipe, said = digits(epochs="1"), []
+    first = Comparison(recipe, entries(recipe, "none"), (0,), tmp_path / "c")
+    compare(first, costs=False, say=said.append)
+    more = Comparison(recipe, entries(recipe, "none", "mixup"), (0, 1), tmp_path / "c")
+    compare(more, costs=False, say=said.append)
+    assert "1 of 4 runs are done already" in said
+    assert [line.split(" ")[0] for line in said if line.startswith("[")] == [
+        "[1/1]", "[2/4]", "[3/4]", "[4/4]",
+    ]  # fmt: skip
+    other = digits(epochs="2")
+    with pytest.raises(RunError, match=r"recipe\.epochs is 1 there, 2 here"):
+        compare(Comparison(other, entries(other, "none"), (0,), tmp_path / "c"), say=quiet)
+
+
+def test_pairs_are_complete_early(tmp_path):
+    recipe = digits()
+    comparison = Comparison(recipe, entries(recipe, "none", "mixup"), (0, 1), tmp_path)
+    order = [(trial.seed, trial.method) for trial in comparison.trials()]
+    assert order == [(0, "none"), (0, "mixup"), (1, "none"), (1, "mixup")]
+
+
+def test_a_comparison_needs_a_scheduler_only_to_run(tmp_path):
+    """The seam: whatever runs the trials, wherever, the table is the same."""
+
+    class Backwards:
+        def run(self, trials, done):
+            for trial in reversed(trials):
+                done(trial, trial.run())
+
+    recipe, found = digits(epochs="1"), []
+    for name, scheduler in (("a", InTurn()), ("b", Backwards())):
+        comparison = Comparison(recipe, entries(recipe, "none", "mixup"), (0, 1), tmp_path / name)
+        compare(comparison, scheduler=scheduler, costs=False, say=quiet)
+        found.append(outcome(tmp_path / name))
+    assert found[0] == found[1]
+    assert callable(Processes(2).run)
+
+
+# --- the search -------------------------------------------------------------------------------
+
+
+def test_alternatives():
+    assert expand("seht-h") == ["seht-h"]
+    assert expand("seht-h(weight=1e-3|1e-2,probes=1|5)+mixup") == [
+        f"seht-h(weight={w},probes={p})+mixup" for w in ("1e-3", "1e-2") for p in (1, 5)
+    ]
+
+
+def test_candidates_are_the_papers_unless_given():
+    recipe = digits()
+    assert candidates("weight-decay", recipe) == ["weight-decay"]
+    weights = (0.0001, 0.001, 0.01, 0.1)
+    assert candidates("seht-h", recipe) == [f"seht-h(weight={w})" for w in weights]
+    assert len(candidates("seht-d", recipe)) == 4 * 3 * 2
+    fixed = candidates("seht-d(prob=0.5)+label-smoothing", recipe)
+    assert len(fixed) == 4 * 3 * 5
+    assert all("prob=0.5" in text for text in fixed)
+    for text in fixed:
+        parse(text)
+
+
+def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
+    """A learning rate that is far too small must lose; nothing of the test set is recorded."""
+    changes = {"epochs": "12", "model.width": "8", "optim.lr": "0.2"}
+    recipe, said = digits(**changes), []
+    slow = digits(**{**changes, "optim.lr": "0"})
+    row = [Entry("none", slow, "none@slow", "none@slow"), *entries(recipe, "none")]
+    baseline = list(entries(recipe, "weight-decay"))
+    comparison = Comparison(recipe, (baseline[0], row[0]), (0, 1), tmp_path / "c")
+    compare(comparison, grid=[baseline, row], costs=False, say=said.append)
+    asked = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert asked["methods"] == ["weight-decay", "none"] and "chosen: none" in said
+    record = json.loads((tmp_path / "c" / "grid.json").read_text())
+    assert [(c["method"], c["chosen"]) for c in record["candidates"]] == [
+        ("none@slow", False), ("none", True),
+    ]  # fmt: skip
+    for result in (tmp_path / "c" / "grid").rglob("result.json"):
+        metrics = json.loads(result.read_text())["metrics"]["last"]
+        assert not [name for name in metrics if name.startswith("test")]
+    again = []
+    compare(comparison, grid=[baseline, row], costs=False, say=again.append)
+    assert "2 of 2 runs are done already" in again and "4 of 4 runs are done already" in again
+
+
+def test_a_search_needs_a_validation_split(tmp_path):
+    recipe = digits(**{"data.validation": "0"})
+    rows = [list(entries(recipe, "none", "mixup"))]
+    with pytest.raises(RunError, match=r"--data\.validation 500"):
+        compare(Comparison(recipe, (rows[0][0],), (0,), tmp_path / "c"), grid=rows, say=quiet)
+    assert not (tmp_path / "c").exists()
+
+
+def test_timeless_keeps_the_rest():
+    assert timeless({"seconds": 1, "ratio_low": 2, "a": {"seconds_total": 1, "b": 2}}) == {
+        "a": {"b": 2}
+    }
+    assert comparing.clock(5) == "5 s" and comparing.clock(600) == "10 min"

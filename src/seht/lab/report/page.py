@@ -38,6 +38,7 @@ class Cell:
     text: str
     kind: str = ""
     rank: str = ""
+    detail: str = ""
     interval: Interval | None = None
 
 
@@ -62,6 +63,9 @@ def render(table: Rows) -> str:
             ("Cost and flatness", _grid(table, [c for c in every if c.group == FLATNESS])),
         ],
         baseline=comparison.baseline,
+        printed=[column for column in every if column.kind == "paper"],
+        quoted=table.quoted,
+        warning=words.other_recipe(table),
         legend=_legend(table),
         colours=COLOURS,
         convergence=figures.convergence(table),
@@ -99,7 +103,7 @@ def _longest(table: Rows) -> str:
 
 
 def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
-    """Head and body of one table; the rows of the paper alone come last."""
+    """Head and body of one table."""
     reach = _reach(table.rows)
     body = [
         {
@@ -109,12 +113,7 @@ def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
         }
         for number, row in enumerate(table.rows)
     ]
-    quoted = [
-        {"label": row.label, "cells": [Cell(column.quoted(row), column.kind) for column in shown]}
-        for row in table.quoted
-        if any(column.quoted(row) for column in shown)
-    ]
-    return {"columns": shown, "body": body, "quoted": quoted}
+    return {"columns": shown, "body": body}
 
 
 def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
@@ -125,7 +124,7 @@ def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
         rank = "second"
     drawn = _interval(table, row, reach) if column.kind == "difference" else None
     kind = column.kind if column.kind in ("difference", "paper") else ""
-    return Cell(column.cell(row), kind, rank, drawn)
+    return Cell(column.cell(row), kind, rank, column.detail(row), drawn)
 
 
 def _reach(rows: Sequence[Row]) -> float:

@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from seht.lab.commands import add_compare, add_train
+
 DESCRIPTION = "Hessian-trace regularisation for PyTorch, with a gradient that is right."
 EPILOG = """\
 examples:
@@ -23,6 +25,8 @@ examples:
   seht check train:example --json   the same for a program
   seht check --help                 what `example` has to return
   seht bench --fast                 what each estimator costs on this machine
+  seht train digits --method seht-h train one method
+  seht compare digits               every method, several seeds: the paper's table for your data
   seht report DIR                   the table and the page of a comparison, made again
 """
 CHECK = """\
@@ -63,7 +67,10 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not getattr(arguments, "extras", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest  # a command of the lab takes any field of its recipe
     if arguments.run is None:
         parser.print_help()
         return 0
@@ -282,7 +289,13 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-COMMANDS: tuple[Callable[[Any], None], ...] = (add_check, add_bench, add_report)
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    add_check,
+    add_bench,
+    add_train,
+    add_compare,
+    add_report,
+)
 """Every command's function; a new one is added here."""
 
 

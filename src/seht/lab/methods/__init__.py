@@ -1,1 +1,54 @@
-"""The methods of the paper and their rivals."""
+"""The methods by name, in the order in which a combination applies them.
+
+The order matters where methods wrap each other: NSO before the trace penalties, LinBreg before SAM
+before Lookahead.
+"""
+
+from __future__ import annotations
+
+from seht.lab.methods.base import Method
+from seht.lab.methods.confidence_penalty import ConfidencePenalty
+from seht.lab.methods.cutout import Cutout
+from seht.lab.methods.dropblock import DropBlock
+from seht.lab.methods.dropout import Dropout
+from seht.lab.methods.feature_redundancy import FeatureRedundancy
+from seht.lab.methods.fisher import Fisher
+from seht.lab.methods.htr import HtrFull, HtrMiddle
+from seht.lab.methods.jacobian import Jacobian
+from seht.lab.methods.label_smoothing import LabelSmoothing
+from seht.lab.methods.linbreg import LinBregMethod
+from seht.lab.methods.lookahead import Lookahead
+from seht.lab.methods.mixup import Mixup
+from seht.lab.methods.none import Nothing
+from seht.lab.methods.nontarget_uniform import NontargetUniform
+from seht.lab.methods.nso import Nso
+from seht.lab.methods.sam import Sam
+from seht.lab.methods.seht_d import SehtD
+from seht.lab.methods.seht_h import SehtH
+from seht.lab.methods.weight_decay import WeightDecay
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        WeightDecay,
+        Nothing,
+        LinBregMethod,
+        Jacobian,
+        DropBlock,
+        ConfidencePenalty,
+        LabelSmoothing,
+        Cutout,
+        Mixup,
+        Dropout,
+        NontargetUniform,
+        FeatureRedundancy,
+        Fisher,
+        Nso,
+        HtrFull,
+        HtrMiddle,
+        SehtH,
+        SehtD,
+        Sam,
+        Lookahead,
+    )
+}

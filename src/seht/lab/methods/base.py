@@ -53,6 +53,8 @@ class Run:
     classes: int
     steps_per_epoch: int
     seed: int
+    passes: int = 1
+    """How often a step computes the objective; :class:`Combined` fills it in."""
 
     @property
     def steps(self) -> int:
@@ -74,9 +76,16 @@ class Method:
     name: ClassVar[str]
     tasks: ClassVar[frozenset[str]] = frozenset({"image", "text"})
     """Where it makes sense."""
+    excludes: ClassVar[frozenset[str]] = frozenset()
+    """Names of methods that contradict this one."""
 
     smoothing: float = 0.0
     """Label smoothing's epsilon in the cross-entropy."""
+    passes: int = 1
+    """How often a step computes the objective. Where it is 1, call ``optimizer.step()``: plain
+    optimisers would run a closure for nothing. Where it is 2 (SAM), ``optimizer.step(closure)``."""
+    input_gradient: bool = False
+    """Whether a term differentiates in ``forward.batch.x``."""
 
     def configure(self, recipe: Recipe) -> Recipe:
         """Change the recipe, before anything is built from it."""
@@ -98,8 +107,8 @@ class Method:
         return closure
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Change or wrap the optimiser. Its ``step`` is given a closure that computes loss and
-        gradient again, for those that need it.
+        """Change or wrap the optimiser. Where :attr:`passes` is 2 its ``step`` is given a closure
+        that computes loss and gradient again: the objective once more, ``backward``, clipping.
         """
         return optimizer
 
@@ -113,3 +122,6 @@ class Method:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
+
+    def seek(self, step: int) -> None:
+        """Go to that step of the training's schedule (warm-up, every so many steps): for timing."""

@@ -1,0 +1,154 @@
+"""A comparison: every method with every seed, what each costs, and the report.
+
+All of it is in one directory, and every part is skipped where it is done: after a kill the same
+command goes on, and ends with the same table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import seht
+from seht.lab import cost, report, search
+from seht.lab.config import Recipe
+from seht.lab.locks import alone
+from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
+from seht.lab.trials import InTurn, Scheduler, Trial
+
+Say = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table: a method, on the recipe as this row wants it."""
+
+    method: str
+    """Its canonical text."""
+    recipe: Recipe
+    slug: str
+    label: str | None = None
+
+    @property
+    def name(self) -> str:
+        """In tables and records."""
+        return self.label or self.method
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared; the first entry is the baseline."""
+
+    recipe: Recipe
+    entries: tuple[Entry, ...]
+    seeds: tuple[int, ...]
+    out: Path
+    data_dir: str | None = None
+    device: str = "auto"
+
+    def trials(self, entries: Iterable[Entry] | None = None) -> list[Trial]:
+        """All methods of a seed, then the next seed: pairs are complete early."""
+        return [
+            Trial(
+                entry.recipe,
+                entry.method,
+                seed,
+                self.out / "runs" / entry.slug / f"seed-{seed}",
+                label=entry.label,
+                data_dir=self.data_dir,
+                device=self.device,
+            )
+            for seed in self.seeds
+            for entry in (self.entries if entries is None else entries)
+        ]
+
+    def claim(self) -> None:
+        """Make the directory this comparison's, or see that its recipe is the one there."""
+        from seht.lab.recipes import to_dict
+
+        path = self.out / "comparison.json"
+        recipe = plain(to_dict(self.recipe))
+        there = read_json(path)
+        if there is not None:
+            other = difference({"recipe": recipe}, there)
+            if other is not None:
+                raise RunError(
+                    f"{self.out} holds a comparison with another recipe ({other}); choose another "
+                    "directory with --out, or remove that one"
+                )
+        write_json(
+            path,
+            {
+                "recipe": recipe,
+                "methods": [entry.name for entry in self.entries],
+                "seeds": list(self.seeds),
+                "version": seht.__version__,
+            },
+        )
+
+
+def compare(
+    comparison: Comparison,
+    *,
+    grid: Sequence[Sequence[Entry]] | None = None,
+    grid_seeds: int = 1,
+    scheduler: Scheduler | None = None,
+    costs: bool = True,
+    say: Say = print,
+) -> dict[str, Path]:
+    """Run what is not done yet, write the report, and return its files.
+
+    ``grid`` has the candidates of every row, of which :mod:`seht.lab.search` keeps the one that is
+    best on the validation split.
+    """
+    scheduler = scheduler or InTurn()
+    with alone(comparison.out, patience=0):
+        if grid is not None:
+            chosen = search.best(comparison, grid, grid_seeds, scheduler, say)
+            comparison = replace(comparison, entries=tuple(chosen))
+        comparison.claim()
+        run(comparison.trials(), scheduler, say)
+        if costs:
+            cost.complete(comparison, say)
+        return report.write(comparison.out)
+
+
+def run(trials: Sequence[Trial], scheduler: Scheduler, say: Say) -> list[Result]:
+    """The results of all trials, in their order; those that are done are not run again."""
+    found = {trial.out: trial.finished() for trial in trials}
+    results = {out: result for out, result in found.items() if result is not None}
+    left = [trial for trial in trials if trial.out not in results]
+    if results:
+        say(f"{len(results)} of {len(trials)} runs are done already")
+    begun, before = time.monotonic(), len(results)
+
+    def done(trial: Trial, result: Result) -> None:
+        results[trial.out] = result
+        each = (time.monotonic() - begun) / (len(results) - before)
+        rest = len(trials) - len(results)
+        ahead = f", about {clock(each * rest)} left" if rest else ""
+        say(f"[{len(results)}/{len(trials)}] {trial.name}: {summary(result)}{ahead}")
+
+    scheduler.run(left, done)
+    return [results[trial.out] for trial in trials]
+
+
+def summary(result: Result) -> str:
+    """One line: the figures, or why there are none."""
+    if not result.done:
+        return f"failed: {result.reason}"
+    last: dict[str, Any] = result.metrics["last"]
+    words = ("test_top1", "test_perplexity", "valid_top1", "valid_perplexity")
+    found = [f"{word.replace('_', ' ')} {last[word]:.2f}" for word in words if word in last]
+    return ", ".join([*found, f"{result.seconds:.1f} s"])
+
+
+def clock(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.4 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

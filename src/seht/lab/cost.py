@@ -1,0 +1,102 @@
+"""What a step of each method costs in steps of the baseline, timed in turns in one process.
+
+Whatever else the machine does slows both alike. The learning rate is 0: the arithmetic is that of
+any other, and no method can diverge. A method is taken to the middle of its training first, where
+its warm-up is over; stretches are multiples of fifty steps where time allows, because some methods
+do more every fiftieth.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seht.lab.config import Recipe
+from seht.lab.records import read_json, write_json
+from seht.lab.training import Training, repeatable
+
+if TYPE_CHECKING:
+    from seht.lab.compare import Comparison, Say
+
+CYCLE = 50
+MOST = 4 * CYCLE
+LEAST = 10
+WARM = 5
+SECONDS = 3.0  # for a method; or 2 % of its training, if that is more
+SHARE = 0.02
+ONE = {"ratio": 1.0, "low": 1.0, "high": 1.0}
+
+
+def complete(comparison: Comparison, say: Say) -> None:
+    """Measure what ``cost.json`` does not have yet."""
+    path = comparison.out / "cost.json"
+    found: dict[str, Any] = read_json(path) or {}
+    baseline, *others = comparison.entries
+    if found.get(baseline.name) != ONE:  # timed against another baseline
+        found = {baseline.name: ONE}
+    left = [entry for entry in others if entry.name not in found]
+    seed = comparison.seeds[0]
+    data_dir, device = comparison.data_dir, comparison.device
+    for entry in left:
+        say(f"timing {entry.name} against {baseline.name}")
+        with repeatable(comparison.recipe.threads):
+            try:
+                found[entry.name] = ratio(
+                    *(build(e.recipe, e.method, seed, data_dir, device) for e in (baseline, entry))
+                )
+            except (ArithmeticError, RuntimeError):
+                continue  # its runs say why
+        write_json(path, found)
+
+
+def build(
+    recipe: Recipe, method: str, seed: int, data_dir: str | Path | None, device: str
+) -> Training:
+    """A training in its middle, about to make a step."""
+    from seht.lab.methods.parse import parse
+
+    training = Training(recipe, parse(method), seed, data_dir=data_dir, device=device)
+    training.epoch = training.recipe.epochs // 2
+    training.begin_epoch(0.0)
+    training.model.train()
+    training.method.seek(training.step - training.step % CYCLE)
+    return training
+
+
+def ratio(baseline: Training, other: Training) -> dict[str, float]:
+    """The mean step over the baseline's, and the 95 % interval of a bootstrap over pairs."""
+    batches = [
+        itertools.cycle(list(itertools.islice(t.data.train_batches(0), CYCLE)))
+        for t in (baseline, other)
+    ]
+    steps = other.data.steps_per_epoch * other.recipe.epochs
+
+    def pair() -> tuple[float, float]:
+        return timed(baseline, next(batches[0])), timed(other, next(batches[1]))
+
+    for _ in range(WARM):
+        seconds = sum(pair())
+    budget = max(SECONDS, SHARE * steps * seconds)
+    count = int(budget / seconds)
+    count = min(MOST, count - count % CYCLE) if count >= CYCLE else max(LEAST, count)
+    other.method.seek(other.step - other.step % CYCLE)
+    pairs = [pair() for _ in range(count)]
+    draw = random.Random(0)
+    spread = sorted(quotient(draw.choices(pairs, k=count)) for _ in range(400))
+    return {"ratio": quotient(pairs), "low": spread[10], "high": spread[-11]}
+
+
+def timed(training: Training, batch: Any) -> float:
+    """Seconds of one step, to its end on the device."""
+    start = time.perf_counter()
+    training.learn(batch)
+    training.loss.item()
+    return time.perf_counter() - start
+
+
+def quotient(pairs: list[tuple[float, float]]) -> float:
+    """Of the sums: a mean over all that a method may do in a step."""
+    return sum(other for _, other in pairs) / sum(base for base, _ in pairs)

@@ -1,0 +1,98 @@
+"""What a trained model is worth: losses, accuracies, perplexity, and how flat its minimum is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import seht
+from seht.lab.methods.base import Batch
+from seht.lab.training import detached
+
+TRACE_EXAMPLES = 1000
+TRACE_PROBES = 10
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str, float]:
+    """Images: ``loss``, ``top1`` and ``top5`` in per cent. Text: ``loss`` and ``perplexity``.
+
+    The perplexity is the exponential of the plain cross-entropy per token. Empty without batches.
+    """
+    was = model.training
+    model.eval()
+    totals: list[Tensor] = []
+    hidden, count = None, 0
+    try:
+        for batch in batches:
+            logits, hidden = forward(model, batch, hidden)
+            labels = batch.y.flatten()
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            places = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]
+            totals.append(torch.stack([loss.double(), places[:, 0].sum(), places.sum()]))
+            count += len(labels)
+    finally:
+        model.train(was)
+    if not totals:
+        return {}
+    loss, first, five = (torch.stack(totals).sum(0) / count).tolist()
+    if task == "text":
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+    return {"loss": loss, "top1": 100 * first, "top5": 100 * five}
+
+
+def forward(model: nn.Module, batch: Batch, hidden: Any = None) -> tuple[Tensor, Any]:
+    """Logits with one row per prediction, and the hidden state where there is one."""
+    if batch.y.dim() == 1:
+        return model(batch.x), None
+    logits, hidden = model(batch.x, hidden)
+    return logits.flatten(0, 1), detached(hidden)
+
+
+def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str, Any]:
+    r"""The trace of the mean training loss over these batches in eval mode, and what goes with it.
+
+    The trace is linear in the loss, so that it is taken batch by batch, with the same probe on all:
+    :math:`\sigma^T H \sigma = \sum_b \frac{n_b}{n} \sigma^T H_b \sigma`.
+    """
+    batches = list(batches)
+    sizes = [batch.y.numel() for batch in batches]
+    was = model.training
+    model.eval()
+    try:
+        # cuDNN's recurrent layers have no backward pass in eval mode.
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
+            traces = [
+                sum(
+                    size / sum(sizes) * seht.hessian_trace(model, closure, probes=1, seed=p).item()
+                    for size, closure in zip(sizes, _closures(model, batches), strict=True)
+                )
+                for p in range(seed * TRACE_PROBES, (seed + 1) * TRACE_PROBES)
+            ]
+            losses = [closure().item() for closure in _closures(model, batches)]
+            squares = [weight.double().square().sum().item() for weight in model.parameters()]
+    finally:
+        model.train(was)
+    trace = {
+        "estimate": statistics.fmean(traces),
+        "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),
+        "probes": len(traces),
+    }
+    return {
+        "trace": trace if all(map(math.isfinite, traces)) else None,
+        "weight_norm": math.sqrt(sum(squares)),
+        "train_loss": sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes),
+    }
+
+
+def _closures(model: nn.Module, batches: list[Batch]) -> list[Any]:
+    def make(batch: Batch) -> Any:
+        return lambda: F.cross_entropy(forward(model, batch)[0], batch.y.flatten())
+
+    return [make(batch) for batch in batches]

@@ -1,0 +1,100 @@
+"""Several methods as one: each is asked in turn, in the order of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from seht.lab.config import Recipe
+from seht.lab.methods.base import Batch, Closure, Forward, Method, Run
+
+
+class Combined(Method):
+    """What the loop holds, also where there is one method only."""
+
+    name = "combined"
+
+    def __init__(self, methods: Sequence[Method]) -> None:
+        for a, b in combinations(methods, 2):
+            if a.name == b.name:
+                raise ValueError(f"{a.name} is given twice in one combination; leave one out")
+            if b.name in a.excludes or a.name in b.excludes:
+                raise ValueError(f"{a.name} and {b.name} contradict each other; leave one out")
+        self.methods = tuple(methods)
+        self.tasks = frozenset.intersection(*(m.tasks for m in methods))  # type: ignore[misc]
+        self.passes = max(m.passes for m in methods)
+        self.input_gradient = any(m.input_gradient for m in methods)
+        kept = 1.0
+        for method in methods:  # smoothing twice keeps (1 - a) (1 - b) of the label
+            kept *= 1 - method.smoothing
+        self.smoothing = 1 - kept if kept < 1 else 0.0
+
+    def configure(self, recipe: Recipe) -> Recipe:
+        """Each changes what the one before left."""
+        for method in self.methods:
+            recipe = method.configure(recipe)
+        return recipe
+
+    def setup(self, run: Run) -> None:
+        """Each learns how often a step computes the objective."""
+        for method in self.methods:
+            method.setup(replace(run, passes=self.passes))
+
+    def batch(self, batch: Batch, step: int) -> Batch:
+        """One change after the other."""
+        for method in self.methods:
+            batch = method.batch(batch, step)
+        return batch
+
+    def term(self, forward: Forward) -> Tensor | None:
+        """The sum."""
+        terms = [t for t in (m.term(forward) for m in self.methods) if t is not None]
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def objective(self, closure: Closure) -> Closure:
+        """One around the other; trace penalties add up (``trace.py``)."""
+        for method in self.methods:
+            closure = method.objective(closure)
+        return closure
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """One around the other."""
+        for method in self.methods:
+            optimizer = method.optimizer(optimizer)
+        return optimizer
+
+    def log(self) -> dict[str, float]:
+        """Penalties are added up; of other figures the first method's is kept."""
+        found: dict[str, float] = {}
+        for method in self.methods:
+            for key, value in method.log().items():
+                if key == "penalty":
+                    found[key] = found.get(key, 0.0) + value
+                else:
+                    found.setdefault(key, value)
+        return found
+
+    def seek(self, step: int) -> None:
+        """Each."""
+        for method in self.methods:
+            method.seek(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By the methods' names."""
+        return {m.name: m.state_dict() for m in self.methods}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuses the state of another combination."""
+        names = {m.name for m in self.methods}
+        if names != state.keys():
+            raise ValueError(
+                f"this state belongs to {'+'.join(state) or 'nothing'}, not to "
+                f"{'+'.join(m.name for m in self.methods)}; resume with the same method"
+            )
+        for method in self.methods:
+            method.load_state_dict(state[method.name])

@@ -1,0 +1,99 @@
+"""DropBlock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seht.lab.methods.base import Batch, Method, Run
+from seht.lab.methods.checks import at_least, share
+
+PLACES = {
+    # After the norms: dropping commutes with the ReLU behind them.
+    "BasicBlock": ("norm1", "norm2", "shortcut"),
+    "WideBlock": ("conv1", "conv2", "shortcut"),
+    "SmallBlock": ("norm",),
+}
+"""Where a residual block has its convolutions' outputs and its shortcut."""
+
+
+class DropBlock(Method):
+    r"""Drop squares of feature maps, one in place of each seed that is drawn with probability
+
+    .. math:: \gamma = \frac{1 - keep}{b^2} \frac{f^2}{(f - b + 1)^2} .
+
+    Ghiasi, Lin and Le, arXiv 1810.12890: b the block's side, clipped to the map's side f. In the
+    last group of blocks, and at a quarter of the rate in the one before it, on the outputs of
+    convolutions and on shortcuts; the rate grows linearly from 0 over the training.
+
+    Args:
+        size: the side of a block.
+        keep: the share of features that is kept at the end of training.
+        ramp: whether the rate grows; false: the same rate from the first step on.
+    """
+
+    name = "dropblock"
+    tasks = frozenset({"image"})
+
+    def __init__(self, *, size: int = 7, keep: float = 0.9, ramp: bool = True) -> None:
+        self.size, self.ramp = at_least("size", size, 1), ramp
+        self.rate = 1 - share("keep", keep, one=True)
+        self.now = 0.0
+        """The rate of this step; a step that runs several times keeps it."""
+
+    def setup(self, run: Run) -> None:
+        """Hooks on the feature maps."""
+        self.steps = run.steps
+        found = list(places(run.model))
+        if not found:
+            raise ValueError(
+                f"dropblock knows no feature maps in a {type(run.model).__name__}; add its blocks "
+                "to seht.lab.methods.dropblock.PLACES, or leave the method out"
+            )
+        for module, part in found:
+            module.register_forward_hook(self._hook(part))
+
+    def _hook(self, part: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        def hook(module: nn.Module, _: object, output: Tensor) -> Tensor:
+            rate = part * self.now
+            return drop_blocks(output, self.size, 1 - rate) if module.training and rate else output
+
+        return hook
+
+    def batch(self, batch: Batch, step: int) -> Batch:
+        """Only looks at the step."""
+        self.now = self.rate * (min(1.0, step / max(1, self.steps - 1)) if self.ramp else 1.0)
+        return batch
+
+
+def drop_blocks(x: Tensor, size: int, keep: float) -> Tensor:
+    """Seeds are drawn for each example and channel, where a whole block fits."""
+    mask = block_mask(x, size, keep)
+    return x * mask * (mask.numel() / mask.sum().clamp_min(1))
+
+
+@torch.no_grad()
+def block_mask(x: Tensor, size: int, keep: float) -> Tensor:
+    """0 where a block lies, 1 elsewhere."""
+    height, width = x.shape[-2:]
+    b, c = min(size, height), min(size, width)
+    rows, columns = height - b + 1, width - c + 1
+    gamma = (1 - keep) / (b * c) * (height * width) / (rows * columns)
+    corners = torch.rand(*x.shape[:-2], rows, columns, dtype=x.dtype, device=x.device) < gamma
+    # A place is dropped if one of the b x c corners up and left of it is a seed.
+    padded = F.pad(corners.to(x.dtype), (c - 1, c - 1, b - 1, b - 1))
+    return 1 - F.max_pool2d(padded, (b, c), stride=1)
+
+
+def places(model: nn.Module) -> Iterator[tuple[nn.Module, float]]:
+    """The modules whose outputs are dropped from, with their part of the rate."""
+    groups = list(getattr(model, "layers", []))
+    for group, part in zip(groups[-2:], (0.25, 1.0)[-len(groups[-2:]) :], strict=True):
+        for block in group if isinstance(group, nn.Sequential) else [group]:
+            for name in PLACES.get(type(block).__name__, ()):
+                module = getattr(block, name)
+                if module is not None:
+                    yield module, part

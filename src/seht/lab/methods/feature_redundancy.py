@@ -1,0 +1,69 @@
+"""A stand-in for the feature redundancy loss of arXiv 2011.10951."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from seht.lab.methods.base import Forward, Method, Run
+from seht.lab.methods.checks import not_negative
+
+_SPATIAL = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)
+
+
+class FeatureRedundancy(Method):
+    r"""Cross-entropy plus lambda times the mean squared cosine between pairs of channels.
+
+    Of the last feature map: the output of the network's last part with a convolution or a norm on
+    images. A **stand-in** for the redundancy part of MM + FRL (arXiv 2011.10951), whose formulas
+    are not public in reachable form; the paper's figure for MM + FRL is not this method's.
+
+    Args:
+        weight: lambda.
+    """
+
+    name = "feature-redundancy"
+    tasks = frozenset({"image"})
+
+    def __init__(self, *, weight: float = 0.01) -> None:
+        self.weight = not_negative("weight", weight)
+        self.features: list[Tensor] = []
+
+    def setup(self, run: Run) -> None:
+        """A hook that keeps the features until the closure asks for them."""
+        last_spatial(run.model).register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, _: object, output: Tensor) -> None:
+        if module.training:
+            self.features[:] = [output]
+
+    def term(self, forward: Forward) -> Tensor:
+        """Lets go of the features: they hold the graph."""
+        return self.weight * squared_cosines(self.features.pop()).mean()
+
+
+def last_spatial(model: nn.Module) -> nn.Module:
+    """The last child that works on maps."""
+    found = [
+        child
+        for child in model.children()
+        if any(isinstance(part, _SPATIAL) for part in child.modules())
+    ]
+    if not found:
+        raise ValueError("feature-redundancy needs a convolutional network; leave it out")
+    return found[-1]
+
+
+def squared_cosines(maps: Tensor, eps: float = 1e-6) -> Tensor:
+    r"""For each example the mean over pairs of channels :math:`i \neq j` of :math:`\cos^2_{ij}`.
+
+    With unit rows A, :math:`\lVert A A^T \rVert_F = \lVert A^T A \rVert_F`, and the smaller of the
+    two is computed. ``eps`` gives dead channels cosine 0.
+    """
+    rows = maps.flatten(2)
+    channels = rows.shape[1]
+    squares = rows.square().sum(2, keepdim=True)
+    rows = rows / (squares + eps).sqrt()
+    other = rows.transpose(1, 2)
+    gram = rows @ other if channels <= rows.shape[2] else other @ rows
+    own = rows.square().sum(2).square().sum(1)
+    return (gram.square().sum((1, 2)) - own) / (channels * (channels - 1))

@@ -1,0 +1,139 @@
+"""How a run goes: a bar on a terminal, plain lines elsewhere, nothing inside a program."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Watch(Protocol):
+    """What a run tells while it goes."""
+
+    def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """The run starts, or goes on, at that step."""
+
+    def step(self, step: int) -> None:
+        """So many steps are done."""
+
+    def figures(self, means: Mapping[str, float]) -> None:
+        """Means of the epoch so far: losses, trace, penalty."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """An epoch is done; its row of ``metrics.csv``."""
+
+    def close(self) -> None:
+        """The run has ended, or failed."""
+
+
+class Silence:
+    """Nobody watches."""
+
+    def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """See :class:`Watch`."""
+
+    def step(self, step: int) -> None:
+        """See :class:`Watch`."""
+
+    def figures(self, means: Mapping[str, float]) -> None:
+        """See :class:`Watch`."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """See :class:`Watch`."""
+
+    def close(self) -> None:
+        """See :class:`Watch`."""
+
+
+class Lines(Silence):
+    """A line per epoch, but no more than one a second."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.last = label, 0.0
+
+    def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """Remember how long the run is."""
+        self.epochs = epochs
+        if step:
+            print(f"{self.label}: goes on at step {step:,}", flush=True)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """Say it."""
+        now = time.monotonic()
+        if row["epoch"] == self.epochs or now - self.last >= 1:
+            self.last = now
+            print(f"{self.label}: epoch {row['epoch']}/{self.epochs}, {say(row)}", flush=True)
+
+
+class Bar(Silence):
+    """A bar with losses, trace and the time left."""
+
+    def __init__(self, label: str, *, transient: bool = False) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[epoch]}  {task.fields[figures]}", markup=False),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            transient=transient,
+        )
+        self.label = label
+        self.means: dict[str, Any] = {}
+        self.row: dict[str, Any] = {}
+        self.task: Any = None
+
+    def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """Draw it."""
+        self.epochs, self.length = epochs, steps_per_epoch
+        self.progress.start()
+        self.task = self.progress.add_task(
+            self.label, total=epochs * steps_per_epoch, completed=step, epoch="", figures=""
+        )
+
+    def step(self, step: int) -> None:
+        """Move it."""
+        epoch = min(self.epochs, step // self.length + 1)
+        self.progress.update(self.task, completed=step, epoch=f"epoch {epoch}/{self.epochs}")
+
+    def figures(self, means: Mapping[str, float]) -> None:
+        """Show the epoch's means, beside the last validation."""
+        self.means = dict(means)
+        self._show()
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """Show the epoch's validation."""
+        self.row = {name: value for name, value in row.items() if name.startswith("valid")}
+        self._show()
+
+    def _show(self) -> None:
+        self.progress.update(self.task, figures=say({**self.means, **self.row}))
+
+    def close(self) -> None:
+        """Leave it as it stands."""
+        self.progress.stop()
+
+
+NAMES = {
+    "train_loss": "loss",
+    "valid_loss": "valid",
+    "valid_top1": "top-1",
+    "valid_perplexity": "perplexity",
+    "trace": "trace",
+    "penalty": "penalty",
+}
+
+
+def say(figures: Mapping[str, Any]) -> str:
+    """``loss 0.1234, valid 0.2345, top-1 97.12, trace 12.3``."""
+    return ", ".join(
+        f"{word} {figures[name]:.4g}"
+        for name, word in NAMES.items()
+        if figures.get(name) is not None
+    )
+
+
+def make(label: str) -> Watch:
+    """A bar if somebody is looking, lines otherwise."""
+    return Bar(label) if sys.stdout.isatty() else Lines(label)

@@ -1,0 +1,196 @@
+"""What a run leaves on disk: its configuration, its metrics, its result.
+
+Every file is written beside its name and moved there when it is complete, so that a reader, or a
+process that starts after a kill, sees the old file or the new one and nothing in between.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".part"
+"""Of a file that is being written."""
+
+
+class RunError(Exception):
+    """A run directory that cannot be used, said in one line with what to do about it."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says about a failed write into one line."""
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise RunError(
+            f"cannot write {path}: {what}; make room there or choose another directory with --out, "
+            "then run the same command again: it continues"
+        ) from error
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """All of the content under that name, or nothing."""
+    data = content.encode() if isinstance(content, str) else content
+    part = path.with_name(path.name + SUFFIX)
+    with writing(path):
+        try:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Plain data; a number that is not finite would not be JSON and is a mistake of the caller."""
+    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Plain data, or ``None`` where there is no such file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise RunError(
+            f"{path} cannot be read ({error}); it was not written by seht as it is: remove it, and "
+            "the same command makes it again"
+        ) from error
+
+
+def fingerprint(value: Any) -> str:
+    """Of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of what a figure may depend on; no paths, no hosts."""
+    import torch
+
+    import seht
+
+    return {
+        "seht": seht.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run ended with; metrics are percentages, losses or perplexities."""
+
+    status: str
+    """``done`` or ``failed``."""
+    reason: str | None
+    method: str
+    seed: int
+    epochs: int
+    steps: int
+    seconds: float
+    """Of training steps, without evaluation."""
+    metrics: dict[str, dict[str, float]]
+    """``last`` and ``best`` (on the validation split, with its ``epoch``)."""
+    trace: dict[str, float] | None = None
+    """Of the training loss: ``estimate``, ``stderr``, ``probes``."""
+    weight_norm: float | None = None
+    train_loss: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """The run has reached its end."""
+        return self.status == "done"
+
+
+class Record:
+    """One run's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.checkpoint = directory / "checkpoint.pt"
+        self.model = directory / "model.pt"
+
+    def claim(self, config: dict[str, Any]) -> None:
+        """Make the directory this run's, or see that it is; to be called under its lock."""
+        for part in self.directory.glob("*" + SUFFIX):  # left by a process that was killed
+            part.unlink(missing_ok=True)
+        if not self.check(config):
+            write_json(self.directory / "config.json", {**config, "versions": versions()})
+
+    def check(self, config: dict[str, Any]) -> bool:
+        """Whether the directory is this run's; ``False`` if it is nobody's, an error otherwise."""
+        there = read_json(self.directory / "config.json")
+        other = None if there is None else difference(config, there)
+        if other is not None:
+            raise RunError(
+                f"{self.directory} holds another run ({other}); choose another directory with "
+                "--out, or remove that one"
+            )
+        return there is not None
+
+    def result(self) -> Result | None:
+        """What the run ended with; ``None`` while it has not."""
+        path = self.directory / "result.json"
+        found = read_json(path)
+        if found is None:
+            return None
+        try:
+            return Result(**{field.name: found[field.name] for field in fields(Result)})
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} is no result of this version of seht ({error} is missing); remove it, and "
+                "the same command makes it again"
+            ) from error
+
+    def metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """All rows anew: those of epochs that a resumed run repeats are replaced."""
+        rows = list(rows)
+        text = io.StringIO()
+        if rows:
+            table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        write(self.directory / "metrics.csv", text.getvalue())
+
+    def finish(self, result: Result) -> None:
+        """Written last: from here on the run is done."""
+        write_json(self.directory / "result.json", asdict(result))
+        with suppress(OSError):
+            self.checkpoint.unlink(missing_ok=True)
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The first of our fields that is another there: ``epochs is 3 there, 5 here``."""
+    for key, value in ours.items():
+        other = theirs.get(key) if isinstance(theirs, Mapping) else None
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            found = difference(value, other, f"{prefix}{key}.")
+            extra = [k for k in other if k not in value]
+            if found is not None:
+                return found
+            if extra:
+                return f"{prefix}{key}.{extra[0]} is {other[extra[0]]!r} there, not set here"
+        elif plain(value) != other:
+            return f"{prefix}{key} is {other!r} there, {value!r} here"
+    return None
+
+
+def plain(value: Any) -> Any:
+    """What a value is after a way through JSON: tuples are lists there."""
+    return json.loads(json.dumps(value))

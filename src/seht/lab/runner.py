@@ -1,0 +1,257 @@
+"""One run from beginning to end: train, validate, save, resume, test once, record.
+
+A run that is killed at any moment and started again ends with the same metrics: what an epoch draws
+depends on the seed and its number alone, and a checkpoint, taken between two steps, holds all the
+rest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from seht.lab import checkpoint
+from seht.lab.config import Recipe
+from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness
+from seht.lab.events import Events
+from seht.lab.locks import alone
+from seht.lab.progress import Silence, Watch
+from seht.lab.records import Record, Result, RunError, fingerprint, plain, write
+from seht.lab.schedule import rate
+from seht.lab.training import Training, repeatable
+
+SAVE_EVERY = 30.0  # seconds
+LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
+
+
+class DivergedError(ArithmeticError):
+    """The loss is not finite any more."""
+
+
+def train(
+    recipe: Recipe,
+    method: str,
+    seed: int,
+    out: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    test: bool = True,
+    label: str | None = None,
+    watch: Watch | None = None,
+    save_every: float = SAVE_EVERY,
+    patience: float = 0.0,
+) -> Result:
+    """Train one method with one seed in the directory ``out``, or go on where it was left.
+
+    Returns the result, at once where there is one already. A loss that is not finite, or any other
+    failure of the computation, is a result with the status ``failed`` and its reason; a directory
+    that cannot be used is a :class:`~seht.lab.records.RunError`.
+
+    Args:
+        recipe: the experiment.
+        method: its text, such as ``"seht-d(prob=0.05)+label-smoothing"``.
+        seed: of the initial weights, the order of the data and everything that is drawn.
+        out: the run's own directory.
+        data_dir: where to look for the data first.
+        device: Fabric's accelerator: ``auto``, ``cpu``, ``cuda``.
+        test: ``False`` keeps away from the test set (for searches on the validation split).
+        label: the method's name in records, where that is not its text.
+        watch: is told how the run goes.
+        save_every: seconds between checkpoints.
+        patience: seconds to wait for another process to leave the directory.
+    """
+    from seht.lab.methods.parse import parse
+
+    spec = parse(method)
+    watch = watch or Silence()
+    record = Record(Path(out))
+    name = label or spec.text
+    config = describe(recipe, name, seed, test)
+    with alone(record.directory, patience):
+        if record.check(config) and (result := record.result()) is not None:
+            return result
+        run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
+        with repeatable(recipe.threads):
+            try:
+                training = Training(recipe, spec, seed, data_dir=data_dir, device=device)
+            except ValueError as error:  # a setting that does not fit, or missing data
+                raise RunError(" ".join(str(error).split())) from error
+            record.claim(config)
+            try:
+                result = run.run(training)
+            except (ArithmeticError, RuntimeError) as error:
+                result = run.failed(training, error)
+            finally:
+                watch.close()
+        record.finish(result)
+    return result
+
+
+def describe(recipe: Recipe, method: str, seed: int, test: bool = True) -> dict[str, Any]:
+    """What makes a run this run."""
+    from seht.lab.recipes import to_dict
+
+    return plain({"recipe": to_dict(recipe), "method": method, "seed": seed, "test": test})
+
+
+class _Run:
+    """The loop; :meth:`run` reads top to bottom."""
+
+    def __init__(
+        self,
+        method: str,
+        seed: int,
+        record: Record,
+        identity: str,
+        test: bool,
+        watch: Watch,
+        save_every: float,
+    ) -> None:
+        self.method, self.seed, self.test = method, seed, test
+        self.record, self.identity, self.watch = record, identity, watch
+        self.save_every = save_every
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.seconds = 0.0
+
+    def run(self, training: Training) -> Result:
+        recipe = training.recipe  # as the method wants it
+        state = checkpoint.load(self.record.checkpoint, self.identity, training.fabric.device)
+        if state is not None:
+            training.load_state_dict(state["training"])
+            self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
+        self.watch.begin(recipe.epochs, training.data.steps_per_epoch, training.step)
+        saved = time.perf_counter()
+        with Events(self.record.directory, self.rows) as events:
+            while training.epoch < recipe.epochs:
+                losses = [row["valid_loss"] for row in self.rows]
+                lr = rate(recipe.optim, recipe.epochs, training.epoch, losses)
+                if training.position == 0:
+                    training.begin_epoch(lr)
+                training.model.train()
+                clock = time.perf_counter()
+                for batch in training.data.train_batches(training.epoch, training.position):
+                    training.learn(batch)
+                    if training.position % LOOK_EVERY == 0:
+                        self.look(training)
+                    self.watch.step(training.step)
+                    now = time.perf_counter()
+                    self.seconds += now - clock
+                    if now - saved > self.save_every:
+                        self.save(training)
+                        saved = time.perf_counter()
+                    clock = time.perf_counter()
+                row = self.end_epoch(training, lr)
+                events.add(row)
+                self.watch.epoch(row)
+        return self.finish(training)
+
+    def look(self, training: Training) -> dict[str, float]:
+        """This epoch's means so far; no number is the end of the run."""
+        means = training.means()
+        if not math.isfinite(means["train_loss"]):
+            raise DivergedError(
+                f"the training loss is {means['train_loss']} in epoch {training.epoch + 1}"
+            )
+        self.watch.figures(means)
+        return means
+
+    def end_epoch(self, training: Training, lr: float) -> dict[str, Any]:
+        """Validate, write the epoch's row, keep the weights if they are the best so far."""
+        means = self.look(training)
+        task, number = training.recipe.task, training.epoch + 1
+        valid = evaluate(training.model, training.data.eval_batches("valid"), task)
+        if valid and not math.isfinite(valid["loss"]):
+            raise DivergedError(f"the validation loss is {valid['loss']} in epoch {number}")
+        row = {
+            "epoch": number,
+            "step": training.step,
+            "seconds": round(self.seconds, 3),
+            "lr": lr,
+            "train_loss": means.pop("train_loss"),
+            **{f"valid_{name}": valid.get(name) for name in measures(task)},
+            "trace": means.pop("trace", None),
+            "penalty": means.pop("penalty", None),
+        }
+        self.rows.append(row)
+        if valid and (self.best is None or score(row) > score(self.best["row"])):
+            weights = {k: v.detach().cpu().clone() for k, v in training.model.state_dict().items()}
+            self.best = {"row": row, "weights": weights}
+        training.epoch, training.position = number, 0
+        self.record.metrics(self.rows)
+        return row
+
+    def save(self, training: Training) -> None:
+        """All that a resumed run needs; reads, and changes nothing."""
+        state = {
+            "training": training.state_dict(),
+            "rows": self.rows,
+            "best": self.best,
+            "seconds": self.seconds,
+        }
+        checkpoint.save(self.record.checkpoint, state, self.identity)
+
+    def finish(self, training: Training) -> Result:
+        """The last weights' figures and the best weights'; the one time the test set is read."""
+        batches = training.data.eval_batches("train", TRACE_EXAMPLES)
+        found = flatness(training.model, batches, self.seed)
+        write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
+        metrics = {"last": self.figures(training, self.rows[-1])}
+        best = metrics["last"]
+        row = self.best["row"] if self.best else self.rows[-1]
+        if self.best is not None and row["epoch"] != self.rows[-1]["epoch"]:
+            training.model.load_state_dict(self.best["weights"])
+            best = self.figures(training, row)
+        metrics["best"] = {**best, "epoch": row["epoch"]}
+        return self.result("done", None, training, metrics, found)
+
+    def figures(self, training: Training, row: dict[str, Any]) -> dict[str, float]:
+        """Of the weights that the model has now: validation (known) and test."""
+        task = training.recipe.task
+        valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
+        found = {name: value for name, value in valid.items() if value is not None}
+        if self.test:
+            test = evaluate(training.model, training.data.eval_batches("test"), task)
+            if not math.isfinite(test["loss"]):
+                raise DivergedError(f"the test loss is {test['loss']} after epoch {row['epoch']}")
+            found |= {f"test_{name}": value for name, value in test.items()}
+        return found
+
+    def failed(self, training: Training, error: Exception) -> Result:
+        """A result like any other, with the reason and without metrics."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        kind = "" if isinstance(error, DivergedError) else f"{type(error).__name__}: "
+        return self.result("failed", kind + lines[0], training, {}, {})
+
+    def result(
+        self,
+        status: str,
+        reason: str | None,
+        training: Training,
+        metrics: dict[str, dict[str, float]],
+        found: dict[str, Any],
+    ) -> Result:
+        return Result(
+            status=status,
+            reason=reason,
+            method=self.method,
+            seed=self.seed,
+            epochs=len(self.rows),
+            steps=training.step,
+            seconds=round(self.seconds, 3),
+            metrics=metrics,
+            **found,
+        )
+
+
+def measures(task: str) -> tuple[str, ...]:
+    """What is measured on a split."""
+    return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")
+
+
+def score(row: dict[str, Any]) -> tuple[float, float]:
+    """What the best epoch has most of: accuracy, then a small loss; text: a small loss."""
+    return (row.get("valid_top1") or 0.0, -row["valid_loss"])

@@ -1,0 +1,38 @@
+r"""Learning rates as a function of the epoch and of the validation losses so far.
+
+=========  =========================================================================
+cosine     :math:`\tfrac{\eta}{2} (1 + \cos(\pi e / E))`, one value per epoch, no restarts
+steps      :math:`\eta \gamma^m` with m milestones behind us (the Wide ResNet's 60, 120, 160)
+plateau    :math:`\eta \gamma^m` with m epochs whose validation loss was no new best
+constant   :math:`\eta`
+=========  =========================================================================
+
+There is no state to save: a resumed run asks again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from seht.estimators import unknown
+from seht.lab.config import OptimConfig
+
+SCHEDULES = ("cosine", "steps", "plateau", "constant")
+
+
+def rate(optim: OptimConfig, epochs: int, epoch: int, losses: Sequence[float]) -> float:
+    """The learning rate of an epoch (from 0); ``losses`` are the validation losses before it."""
+    if optim.schedule == "cosine":
+        return optim.lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+    if optim.schedule == "steps":
+        return optim.lr * optim.gamma ** sum(epoch >= m for m in optim.milestones)
+    if optim.schedule == "plateau":
+        worse, best = 0, math.inf
+        for loss in losses:
+            worse += not loss < best
+            best = min(best, loss)
+        return optim.lr * optim.gamma**worse
+    if optim.schedule == "constant":
+        return optim.lr
+    raise ValueError(unknown("schedule", optim.schedule, SCHEDULES))

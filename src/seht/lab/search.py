@@ -1,0 +1,152 @@
+"""``--grid``: the setting of each method that is best on the validation split.
+
+Candidates train on the same recipe and never see the test set. The runs are kept under ``grid/``
+and the choices in ``grid.json``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seht.lab.config import Recipe
+from seht.lab.records import Result, RunError, write_json
+from seht.lab.trials import Scheduler, Trial
+
+if TYPE_CHECKING:
+    from seht.lab.compare import Comparison, Entry, Say
+
+WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
+FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
+GRIDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
+    # The paper's, section 4: the weight, and for images SEHT-D's maxIter and p.
+    "image": {
+        "seht-h": {"weight": WEIGHTS},
+        "seht-d": {"weight": WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
+        "confidence-penalty": {"weight": FINE},
+        "label-smoothing": {"weight": FINE},
+    },
+    "text": {
+        "seht-h": {"weight": FINE},
+        "seht-d": {"weight": FINE},
+        "confidence-penalty": {"weight": FINE},
+        "label-smoothing": {"weight": FINE},
+    },
+}
+_VALUE = re.compile(r"=([^,()=]*\|[^,()=]*)")
+
+
+def expand(text: str) -> list[str]:
+    """``seht-h(weight=1e-3|1e-2)`` as two texts; the last alternative changes fastest."""
+    pieces = _VALUE.split(text)  # text, alternatives, text, ...
+    choices = [
+        ["=" + value.strip() for value in piece.split("|")] if i % 2 else [piece]
+        for i, piece in enumerate(pieces)
+    ]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
+
+
+def candidates(text: str, recipe: Recipe) -> list[str]:
+    """The alternatives in the text, or else the paper's grid of its methods."""
+    given = expand(text)
+    if len(given) > 1:
+        return given
+    from seht.lab.methods.parse import parse
+
+    written = []
+    for name, options in parse(text).parts:
+        own = {key: (value,) for key, value in options}
+        choices = {**GRIDS[recipe.task].get(name, {}), **own}
+        written.append(
+            [
+                name
+                + (
+                    f"({','.join(f'{k}={v}' for k, v in zip(choices, values, strict=True))})"
+                    if choices
+                    else ""
+                )
+                for values in itertools.product(*choices.values())
+            ]
+        )
+    return ["+".join(parts) for parts in itertools.product(*written)]
+
+
+def best(
+    comparison: Comparison,
+    grid: Sequence[Sequence[Entry]],
+    seeds: int,
+    scheduler: Scheduler,
+    say: Say,
+) -> list[Entry]:
+    """One entry for each list of candidates."""
+    from seht.lab.compare import run
+
+    if comparison.recipe.task == "image" and not comparison.recipe.data.validation:
+        raise RunError(
+            f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
+            "training examples out with --data.validation 500"
+        )
+    chosen = comparison.seeds[:seeds]
+    asked = [(entry, seed) for row in grid if len(row) > 1 for entry in row for seed in chosen]
+    keys = [(entry.slug, seed) for entry, seed in asked]
+    trials = [
+        Trial(
+            entry.recipe,
+            entry.method,
+            seed,
+            comparison.out / "grid" / entry.slug / f"seed-{seed}",
+            test=False,
+            label=entry.label,
+            data_dir=comparison.data_dir,
+            device=comparison.device,
+        )
+        for entry, seed in asked
+    ]
+    say(f"searching {len(trials)} runs on the validation split")
+    results = dict(zip(keys, run(trials, scheduler, say), strict=True))
+    winners, table = [], []
+    for row in grid:
+        if len(row) > 1:
+            scores = {e.slug: score([results[e.slug, seed] for seed in chosen]) for e in row}
+            winner = max(row, key=lambda entry: scores[entry.slug])
+            table += [
+                {
+                    "method": entry.name,
+                    "chosen": entry is winner,
+                    "score": None if scores[entry.slug] == FAILED else list(scores[entry.slug]),
+                }
+                for entry in row
+            ]
+            say(f"chosen: {winner.name}")
+        else:
+            (winner,) = row
+        winners.append(winner)
+    write(comparison.out, table, chosen)
+    return winners
+
+
+FAILED = (float("-inf"), float("-inf"))
+
+
+def score(results: Sequence[Result]) -> tuple[float, float]:
+    """Mean validation accuracy, then minus the loss; text: minus the loss. A failed run loses."""
+    if not all(result.done for result in results):
+        return FAILED
+    last = [result.metrics["last"] for result in results]
+    top1 = sum(metrics.get("valid_top1", 0.0) for metrics in last) / len(last)
+    return top1, -sum(metrics["valid_loss"] for metrics in last) / len(last)
+
+
+def write(directory: Path, table: list[dict[str, Any]], seeds: Sequence[int]) -> None:
+    """``grid.json``."""
+    write_json(
+        directory / "grid.json",
+        {
+            "about": "score: validation top-1, minus validation loss",
+            "seeds": list(seeds),
+            "candidates": table,
+        },
+    )

@@ -1,0 +1,178 @@
+"""Everything that changes while a run trains: built from a recipe, moved by one step at a time.
+
+The device and the precision are Lightning Fabric's business. Random numbers of a step come from
+torch's global generator, which is seeded anew for every epoch: what an epoch draws depends on the
+seed and its number, not on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.lab.config import Recipe
+from seht.lab.methods.base import Batch, Run
+
+
+def mix(seed: int, number: int) -> int:
+    """A seed for the ``number``-th part of a run; neighbours have nothing in common."""
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@contextmanager
+def repeatable(threads: int) -> Iterator[None]:
+    """So many threads and no choice of algorithms by timing; as it was, afterwards."""
+    before = torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    try:
+        torch.set_num_threads(threads)
+        with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Training:
+    """Model, data, method and optimiser of one run, and where it stands."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        method: Any,
+        seed: int,
+        *,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+    ) -> None:
+        from lightning_fabric import Fabric
+
+        from seht.lab import data, models
+
+        self.method = method.build(recipe)
+        self.recipe = self.method.configure(recipe)
+        self.seed = seed
+        self.fabric = Fabric(accelerator=device, devices=1, precision=self.recipe.precision)
+        self.data = data.load(self.recipe, seed, data_dir=data_dir, device=str(self.fabric.device))
+        torch.manual_seed(mix(seed, 0))
+        bare = models.build(self.recipe.model, self.data)
+        self.model = self.fabric.setup_module(bare)
+        self.method.setup(
+            Run(self.recipe, bare, self.data.classes, self.data.steps_per_epoch, seed)
+        )
+        optim = self.recipe.optim
+        sgd = torch.optim.SGD(
+            bare.parameters(), optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay
+        )
+        # Fabric's optimiser, or a tuple of them, says its type; there is one.
+        self.optimizer: Any = self.fabric.setup_optimizers(self.method.optimizer(sgd))
+        self.epoch = 0
+        self.position = 0
+        """Batches of this epoch that are done."""
+        self.hidden: Any = None
+        """Text: where the last batch has left the model."""
+        self.sums: dict[str, list[float]] = {}
+        """Of this epoch's figures: total and count."""
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
+        """Sum of this epoch's losses, left on the device."""
+
+    @property
+    def step(self) -> int:
+        """Steps done since the run began."""
+        return self.epoch * self.data.steps_per_epoch + self.position
+
+    def begin_epoch(self, lr: float) -> None:
+        """Seed the epoch's random numbers and set its learning rate."""
+        torch.manual_seed(mix(self.seed, self.epoch + 1))
+        self.hidden, self.sums = None, {}
+        self.loss.zero_()
+        self.set_rate(lr)
+
+    def set_rate(self, lr: float) -> None:
+        """In every group of the optimiser."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def learn(self, batch: Batch) -> None:
+        """One step: batch, closure, objective, gradient, optimiser."""
+        from seht.lab.methods.loss import make_closure
+
+        batch = self.method.batch(replace(batch, hidden=self.hidden), self.step)
+        objective = self.method.objective(make_closure(self.model, batch, self.method))
+
+        def compute() -> tuple[Tensor, dict[str, Any]]:
+            self.optimizer.zero_grad()
+            loss, aux = objective()
+            self.fabric.backward(loss)
+            if self.recipe.optim.clip is not None:
+                self.fabric.clip_gradients(
+                    self.model,
+                    self.optimizer,
+                    max_norm=self.recipe.optim.clip,
+                    error_if_nonfinite=False,
+                )
+            return loss, aux
+
+        _, aux = compute()
+        if self.method.passes > 1:
+            self.optimizer.step(lambda: compute()[0])
+        else:
+            self.optimizer.step()
+        self.hidden = detached(aux.get("hidden"))
+        self.loss += aux["loss"]
+        self.position += 1
+        for name, value in self.method.log().items():
+            total = self.sums.setdefault(name, [0.0, 0])
+            total[0] += value
+            total[1] += 1
+
+    def means(self) -> dict[str, float]:
+        """This epoch's figures so far; reads the loss from the device."""
+        means = {"train_loss": self.loss.item() / max(1, self.position)}
+        return means | {name: total / count for name, (total, count) in self.sums.items()}
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a process needs to go on as if nothing had happened."""
+        cuda = self.fabric.device.type == "cuda"
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "method": self.method.state_dict(),
+            "epoch": self.epoch,
+            "position": self.position,
+            "hidden": self.hidden,
+            "sums": self.sums,
+            "loss": self.loss,
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.method.load_state_dict(state["method"])
+        self.epoch, self.position = state["epoch"], state["position"]
+        self.hidden, self.sums = state["hidden"], state["sums"]
+        self.loss.copy_(state["loss"])
+        torch.set_rng_state(state["random"].cpu())
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.fabric.device)
+
+
+def detached(hidden: Any) -> Any:
+    """A recurrent state without its graph."""
+    if isinstance(hidden, Tensor):
+        return hidden.detach()
+    if isinstance(hidden, (tuple, list)):
+        return tuple(map(detached, hidden))
+    return hidden

@@ -186,7 +186,7 @@ def _same_length(*columns: list[float]) -> tuple[list[float], ...]:
 def _limits(axes: Axes, key: str, values: list[float]) -> None:
     """Leave the first epochs out of sight where they would flatten everything after them."""
     if key.endswith("top1"):
-        low, high = _quantile(values, 0.08), max(values)
+        low, high = _quantile(values, 0.2), max(values)
         margin = 0.06 * (high - low) or 1.0
         axes.set_ylim(low - margin, min(100.0, high + margin) if high < 100 else 100.4)
         return

@@ -119,8 +119,9 @@ _PAIRED = (
     "pairs and Student's 95 % interval."
 )
 _STABILITY = (
-    "the paper's section 3.4: a minimum is Lyapunov stable under gradient flow if all eigenvalues "
-    "of the Hessian are positive."
+    "of linearised gradient flow at the end, as in the paper's section 3.4: stable if every "
+    "eigenvalue of the Hessian is positive, unstable if one is negative, marginal if one is 0 "
+    "within its error."
 )
 
 

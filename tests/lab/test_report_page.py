@@ -10,6 +10,7 @@ import pytest
 from seht.lab import report
 from seht.lab.report import figures
 from seht.lab.report.load import load
+from seht.lab.report.page import drawn_interval, drawn_reach, render
 from seht.lab.report.rows import build
 
 VOID = {"meta", "link", "input", "br"}
@@ -132,3 +133,19 @@ def test_curves_are_means_over_seeds(tmp_path):
     found = figures.curve(load(tmp_path).of("weight-decay"), "train_loss")
     assert found.mean == [3.0, 1.5] and found.seconds == [15.0, 30.0]
     assert found.error == [1.0, 0.5] and found.epoch == [1.0, 2.0]
+
+
+def test_an_interval_that_goes_on_has_an_arrow(tmp_path):
+    """One method gone astray does not shrink the others' intervals to dots."""
+    comparisons.comparison(tmp_path, seeds=3)
+    for seed, top1 in enumerate((10.0, 11.0, 80.0)):
+        where = comparisons.folder(tmp_path, "sam", seed)
+        found = json.loads((where / "result.json").read_text())
+        found["metrics"]["last"]["test_top1"] = top1
+        comparisons.write_json(where / "result.json", found)
+    table = build(load(tmp_path))
+    drawn = {row.method: drawn_interval(table, row, drawn_reach(table.rows)) for row in table.rows}
+    assert drawn["weight-decay"] is None
+    assert drawn["sam"].beyond == "left right" and drawn["sam"].low == 4.0
+    assert not drawn["mixup"].beyond and drawn["mixup"].width > 3
+    assert '<i class="left right"' in render(table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,13 @@ def _shared(parser: Any, default: str) -> None:
         "--device", default="auto", metavar="NAME", help="auto, cpu, cuda (default: auto)"
     )
     parser.add_argument(
+        "--save-every",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="between two checkpoints (default: 30)",
+    )
+    parser.add_argument(
         "-h", "--help", action=_Help, nargs=0, help="this, and the recipe's fields if it is named"
     )
     for name in field_names():
@@ -157,7 +165,9 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
         from seht.lab.report import ReportError
 
         try:
-            return function(arguments)
+            with warnings.catch_warnings():
+                warnings.showwarning = _say_warning
+                return function(arguments)
         except (RunError, ReportError) as error:
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
@@ -165,6 +175,11 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
             return 130
 
     return run
+
+
+def _say_warning(message: Warning | str, *_: Any) -> None:
+    """For the person at the terminal, without the line of code it comes from."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 @told
@@ -185,6 +200,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         data_dir=arguments.data_dir,
         device=arguments.device,
         watch=progress.make(f"{spec.text}, seed {arguments.seed}"),
+        save_every=arguments.save_every,
     )
     if not result.done:
         print(f"failed: {result.reason}")
@@ -223,6 +239,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
             out,
             arguments.data_dir,
             arguments.device,
+            arguments.save_every,
         ),
         grid=grid,
         grid_seeds=arguments.grid_seeds,

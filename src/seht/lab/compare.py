@@ -7,7 +7,7 @@ command goes on, and ends with the same table.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from seht.lab import cost, report, search
 from seht.lab.config import Recipe
 from seht.lab.locks import alone
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
-from seht.lab.trials import InTurn, Scheduler, Trial
+from seht.lab.trials import SAVE_EVERY, InTurn, Scheduler, Trial
 
 Say = Callable[[str], None]
 """Takes a line of progress."""
@@ -49,22 +49,25 @@ class Comparison:
     out: Path
     data_dir: str | None = None
     device: str = "auto"
+    save_every: float = SAVE_EVERY
 
-    def trials(self, entries: Iterable[Entry] | None = None) -> list[Trial]:
+    def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
+        """One run of it; those that must not see the test set are kept apart."""
+        return Trial(
+            entry.recipe,
+            entry.method,
+            seed,
+            self.out / ("runs" if test else "grid") / entry.slug / f"seed-{seed}",
+            test,
+            entry.label,
+            self.data_dir,
+            self.device,
+            self.save_every,
+        )
+
+    def trials(self) -> list[Trial]:
         """All methods of a seed, then the next seed: pairs are complete early."""
-        return [
-            Trial(
-                entry.recipe,
-                entry.method,
-                seed,
-                self.out / "runs" / entry.slug / f"seed-{seed}",
-                label=entry.label,
-                data_dir=self.data_dir,
-                device=self.device,
-            )
-            for seed in self.seeds
-            for entry in (self.entries if entries is None else entries)
-        ]
+        return [self.trial(entry, seed) for seed in self.seeds for entry in self.entries]
 
     def claim(self) -> None:
         """Make the directory this comparison's, or see that its recipe is the one there."""

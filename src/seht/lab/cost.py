@@ -2,14 +2,15 @@
 
 Whatever else the machine does slows both alike. The learning rate is 0: the arithmetic is that of
 any other, and no method can diverge. A method is taken to the middle of its training first, where
-its warm-up is over; stretches are multiples of fifty steps where time allows, because some methods
-do more every fiftieth.
+its warm-up is over; a round is fifty steps where time allows, because some methods do more every
+fiftieth.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from seht.lab.compare import Comparison, Say
 
 CYCLE = 50
-MOST = 4 * CYCLE
+MOST = 10 * CYCLE
 LEAST = 10
 WARM = 5
 SECONDS = 3.0  # for a method; or 2 % of its training, if that is more
@@ -67,7 +68,7 @@ def build(
 
 
 def ratio(baseline: Training, other: Training) -> dict[str, float]:
-    """The mean step over the baseline's, and the 95 % interval of a bootstrap over pairs."""
+    """The median over rounds of a step's cost in steps of the baseline, and the quartiles."""
     batches = [
         itertools.cycle(list(itertools.islice(t.data.train_batches(0), CYCLE)))
         for t in (baseline, other)
@@ -84,9 +85,12 @@ def ratio(baseline: Training, other: Training) -> dict[str, float]:
     count = min(MOST, count - count % CYCLE) if count >= CYCLE else max(LEAST, count)
     other.method.seek(other.step - other.step % CYCLE)
     pairs = [pair() for _ in range(count)]
-    draw = random.Random(0)
-    spread = sorted(quotient(draw.choices(pairs, k=count)) for _ in range(400))
-    return {"ratio": quotient(pairs), "low": spread[10], "high": spread[-11]}
+    rounds = [quotient(pairs[i : i + CYCLE]) for i in range(0, count, CYCLE)]
+    if len(rounds) < 3:  # too few for a median: what is drawn must be averaged over
+        draw = random.Random(0)
+        rounds = [quotient(draw.choices(pairs, k=count)) for _ in range(400)]
+    low, middle, high = statistics.quantiles(rounds, n=4, method="inclusive")
+    return {"ratio": middle, "low": low, "high": high}
 
 
 def timed(training: Training, batch: Any) -> float:

@@ -21,8 +21,8 @@ from seht.lab.progress import Silence, Watch
 from seht.lab.records import Record, Result, RunError, fingerprint, plain, write
 from seht.lab.schedule import rate
 from seht.lab.training import Training, repeatable
+from seht.lab.trials import SAVE_EVERY
 
-SAVE_EVERY = 30.0  # seconds
 LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
 
 

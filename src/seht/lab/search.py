@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from seht.lab.config import Recipe
 from seht.lab.records import Result, RunError, write_json
-from seht.lab.trials import Scheduler, Trial
+from seht.lab.trials import Scheduler
 
 if TYPE_CHECKING:
     from seht.lab.compare import Comparison, Entry, Say
@@ -92,19 +92,7 @@ def best(
     chosen = comparison.seeds[:seeds]
     asked = [(entry, seed) for row in grid if len(row) > 1 for entry in row for seed in chosen]
     keys = [(entry.slug, seed) for entry, seed in asked]
-    trials = [
-        Trial(
-            entry.recipe,
-            entry.method,
-            seed,
-            comparison.out / "grid" / entry.slug / f"seed-{seed}",
-            test=False,
-            label=entry.label,
-            data_dir=comparison.data_dir,
-            device=comparison.device,
-        )
-        for entry, seed in asked
-    ]
+    trials = [comparison.trial(entry, seed, test=False) for entry, seed in asked]
     say(f"searching {len(trials)} runs on the validation split")
     results = dict(zip(keys, run(trials, scheduler, say), strict=True))
     winners, table = [], []

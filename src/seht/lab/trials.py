@@ -18,6 +18,7 @@ from seht.lab import progress
 from seht.lab.config import Recipe
 from seht.lab.records import Record, Result, RunError
 
+SAVE_EVERY = 30.0  # seconds
 PATIENCE = 10.0  # seconds; a killed comparison's workers may take a moment to leave
 
 
@@ -34,6 +35,7 @@ class Trial:
     """The row's name where it is not the method's text."""
     data_dir: str | None = None
     device: str = "auto"
+    save_every: float = SAVE_EVERY
 
     @property
     def name(self) -> str:
@@ -65,6 +67,7 @@ class Trial:
             test=self.test,
             label=self.label,
             watch=watch,
+            save_every=self.save_every,
             patience=PATIENCE,
         )
 

@@ -1,0 +1,95 @@
+"""Recipes that train in a fraction of a second, and commands in processes that can be killed."""
+
+import csv
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from seht.lab.fields import override
+from seht.lab.recipes import recipe
+
+FEW = {
+    "epochs": "3",
+    "batch": "25",
+    "data.size": "100",
+    "data.validation": "50",
+    "model.width": "4",
+    "threads": "1",
+}
+TEXT = {
+    "epochs": "3",
+    "data.size": "1500",
+    "data.vocabulary": "50",
+    "data.bptt": "10",
+    "batch": "10",
+    "eval_batch": "200",
+    "model.embedding": "8",
+    "model.hidden": "8",
+    "threads": "1",
+}
+
+
+def digits(**changes):
+    return override(recipe("digits"), {**FEW, **changes})
+
+
+def pydocs(**changes):
+    return override(recipe("pydocs"), {**TEXT, **changes})
+
+
+def options(changes=FEW):
+    """The same as arguments of a command."""
+    return [word for name, value in changes.items() for word in (f"--{name}", value)]
+
+
+def timeless(value):
+    """Without whatever depends on the clock."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if not k.startswith(("seconds", "ratio"))}
+    return value
+
+
+def outcome(directory):
+    """Everything that a comparison's records say, but for times."""
+    found = {}
+    for file in sorted(Path(directory).rglob("*")):
+        name = str(file.relative_to(directory))
+        if file.suffix == ".csv":
+            found[name] = [timeless(row) for row in csv.DictReader(file.open())]
+        elif file.suffix == ".json" and file.name != "cost.json":
+            found[name] = timeless(json.loads(file.read_text()))
+        elif file.suffix == ".part" or file.name == "checkpoint.pt":
+            found[name] = "left over"
+    return found
+
+
+def _command(arguments, log, limit):
+    import resource
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    import torch
+
+    from seht import cli
+
+    torch.set_num_threads(1)
+    code = cli.main(arguments)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+_FROM = multiprocessing.get_context("forkserver")
+# Imported once, in the process from which the others are forked: Fabric alone takes seconds.
+_FROM.set_forkserver_preload(["lightning_fabric", "seht.lab.runner", "seht.lab.report.page"])
+
+
+def start(arguments, log, limit=None):
+    """The command in a process of its own; ``limit``: bytes that a file may have at most."""
+    process = _FROM.Process(target=_command, args=([str(a) for a in arguments], str(log), limit))
+    process.start()
+    return process

@@ -15,7 +15,7 @@ IMAGE = Recipe(
     name="tiny-images",
     data=DataConfig("digits"),
     model=ModelConfig("resnet18", width=4),
-    optim=OptimConfig(lr=0.05, schedule="constant"),
+    optim=OptimConfig(lr=0.2, schedule="constant"),
     batch=12,
     epochs=2,
 )
@@ -29,21 +29,23 @@ TEXT = Recipe(
 )
 RECIPES = {recipe.task: recipe for recipe in (IMAGE, TEXT)}
 CLASSES = 5
+SIDE = 8
 
 
 def model_of(recipe):
-    """Two blocks for images, so that there is a layer with a projection and one without."""
+    """Small: an image model has two blocks, one with a projection and one without."""
     config = recipe.model
     if recipe.task == "text":
         return models.RecurrentLM(
             config.name, vocabulary=CLASSES, embedding=config.embedding, hidden=config.hidden,
             layers=config.layers, dropout=config.dropout, init=0.5,
         )  # fmt: skip
+    options = {"classes": CLASSES, "width": config.width, "dropout": config.dropout}
     if config.name == "wrn":
-        return models.WideResNet(
-            10, 1, classes=CLASSES, width=config.width, dropout=config.dropout, norm=config.norm
-        )
-    return models.ResNet((1, 1, 2), classes=CLASSES, width=config.width, norm=config.norm)
+        return models.WideResNet(10, 1, **options)
+    if config.name == "cnn":
+        return models.CNN(size=SIDE, channels=3, **options)
+    return models.ResNet((1, 1), **options)
 
 
 def batches(recipe, count=4, seed=7):
@@ -56,11 +58,11 @@ def batches(recipe, count=4, seed=7):
         size = recipe.data.bptt
         pieces = [tokens[i * size : (i + 1) * size + 1] for i in range(count)]
         return [Batch(piece[:-1], piece[1:]) for piece in pieces]
-    pictures = torch.randn(CLASSES, 3, 8, 8, generator=generator)
+    pictures = torch.randn(CLASSES, 3, SIDE, SIDE, generator=generator)
     made = []
     for _ in range(count):
         y = torch.randint(CLASSES, (recipe.batch,), generator=generator)
-        noise = torch.randn(recipe.batch, 3, 8, 8, generator=generator)
+        noise = torch.randn(recipe.batch, 3, SIDE, SIDE, generator=generator)
         made.append(Batch(pictures[y] + 0.3 * noise, y))
     return made
 

@@ -69,14 +69,13 @@ class Combined(Method):
         return optimizer
 
     def log(self) -> dict[str, float]:
-        """Penalties are added up; of other figures the first method's is kept."""
+        """Penalties are added up; of other figures the last method's is kept."""
         found: dict[str, float] = {}
         for method in self.methods:
-            for key, value in method.log().items():
-                if key == "penalty":
-                    found[key] = found.get(key, 0.0) + value
-                else:
-                    found.setdefault(key, value)
+            figures = method.log()
+            if "penalty" in figures:
+                figures["penalty"] += found.get("penalty", 0.0)
+            found.update(figures)
         return found
 
     def seek(self, step: int) -> None:

@@ -90,8 +90,8 @@ def block_mask(x: Tensor, size: int, keep: float) -> Tensor:
 
 def places(model: nn.Module) -> Iterator[tuple[nn.Module, float]]:
     """The modules whose outputs are dropped from, with their part of the rate."""
-    groups = list(getattr(model, "layers", []))
-    for group, part in zip(groups[-2:], (0.25, 1.0)[-len(groups[-2:]) :], strict=True):
+    groups = reversed(list(getattr(model, "layers", [])))
+    for group, part in zip(groups, (1.0, 0.25), strict=False):
         for block in group if isinstance(group, nn.Sequential) else [group]:
             for name in PLACES.get(type(block).__name__, ()):
                 module = getattr(block, name)

@@ -53,16 +53,19 @@ def last_spatial(model: nn.Module) -> nn.Module:
     return found[-1]
 
 
-def squared_cosines(maps: Tensor, eps: float = 1e-6) -> Tensor:
+def squared_cosines(maps: Tensor, fade: float = 0.01) -> Tensor:
     r"""For each example the mean over pairs of channels :math:`i \neq j` of :math:`\cos^2_{ij}`.
 
+    A channel with hardly any energy, below ``fade`` of the mean, fades out: the angle of what is
+    nearly zero has a curvature without bounds, which no Hessian penalty beside it would survive.
+
     With unit rows A, :math:`\lVert A A^T \rVert_F = \lVert A^T A \rVert_F`, and the smaller of the
-    two is computed. ``eps`` gives dead channels cosine 0.
+    two is computed.
     """
     rows = maps.flatten(2)
     channels = rows.shape[1]
-    squares = rows.square().sum(2, keepdim=True)
-    rows = rows / (squares + eps).sqrt()
+    energy = rows.square().sum(2, keepdim=True)
+    rows = rows / (energy + fade * energy.mean(1, keepdim=True) + 1e-12).sqrt()
     other = rows.transpose(1, 2)
     gram = rows @ other if channels <= rows.shape[2] else other @ rows
     own = rows.square().sum(2).square().sum(1)

@@ -63,10 +63,11 @@ class Fisher(Method):
         return {"trace": trace, "penalty": self.weight * trace}
 
 
-def fisher_trace(logits: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+def fisher_trace(logits: Tensor, tensors: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:
     """B times the squared norm of the gradient for drawn labels: an unbiased trace of F."""
-    drawn = torch.multinomial(logits.detach().softmax(1), 1).squeeze(1)
-    loss = F.cross_entropy(logits, drawn)
+    if labels is None:
+        labels = torch.multinomial(logits.detach().softmax(1), 1).squeeze(1)
+    loss = F.cross_entropy(logits, labels)
     gradients = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
     norms = [g.square().sum() for g in gradients if g is not None]
     return len(logits) * torch.stack(norms).sum()

@@ -11,6 +11,7 @@ from torch import nn
 
 from seht import probes
 from seht.lab import models
+from seht.lab.config import ModelConfig
 
 
 def count(model):
@@ -44,6 +45,7 @@ def test_resnet_has_the_paper_s_21_weights():
 IMAGES = {
     "resnet": lambda **o: models.resnet18(width=4, classes=7, channels=2, **o),
     "wide": lambda **o: models.WideResNet(10, 2, width=4, classes=7, channels=2, **o),
+    "cnn": lambda **o: models.CNN(width=4, classes=7, channels=2, size=16, **o),
 }
 TEXTS = {
     "lstm": lambda: models.RecurrentLM("lstm", vocabulary=9, embedding=4, hidden=6),
@@ -71,6 +73,21 @@ def test_images(name, norm, activation):
     assert (nn.BatchNorm2d in kinds) == (norm == "batch")
     assert (nn.GroupNorm in kinds) == (norm == "group")
     assert all(m.bias is None for m in model.modules() if isinstance(m, nn.Conv2d))
+
+
+def test_a_network_without_norms():
+    """The one for digits: then its convolutions have the bias a norm would take away."""
+    model = models.CNN()
+    assert count(model) == 6_090
+    assert all(m.bias is not None for m in model.modules() if isinstance(m, nn.Conv2d))
+    x = torch.randn(3, 1, 8, 8)
+    every_weight_is_used(model, model(x).square().sum())
+    same = nn.Sequential(
+        model.layers[0].conv, nn.ReLU(), nn.MaxPool2d(2),
+        model.layers[1].conv, nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), model.linear,
+    )  # fmt: skip
+    torch.testing.assert_close(model(x), same(x))
 
 
 def test_wide_resnet_against_its_definition():
@@ -146,6 +163,8 @@ def test_recurrent_start():
 def test_dropout_acts_in_training_only():
     for model, x in (
         (IMAGES["wide"](dropout=0.5), torch.randn(3, 2, 8, 8)),
+        (IMAGES["resnet"](dropout=0.5), torch.randn(3, 2, 8, 8)),
+        (IMAGES["cnn"](dropout=0.5), torch.randn(3, 2, 16, 16)),
         (TEXTS["gpt"](), torch.arange(6).view(3, 2)),
         (TEXTS["lstm"](), torch.arange(6).view(3, 2)),
     ):
@@ -177,8 +196,60 @@ def test_models_can_be_copied_and_pickled(build):
         (lambda: models.WideResNet(27), "6n \\+ 4"),
         (lambda: models.GPT(width=10, heads=4), "multiple of heads"),
         (lambda: models.MLP(3), "at least two sizes"),
+        (lambda: models.CNN(size=10), "multiple of 4"),
     ],
 )
 def test_errors_name_the_fix(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+class Shape:
+    """What a network needs to know of data."""
+
+    def __init__(self, classes, example):
+        self.classes, self.example, self.steps_per_epoch = classes, example, 1
+
+
+CIFAR, WORDS = Shape(100, (3, 32, 32)), Shape(33_278, None)
+
+
+def built(data, **config):
+    with torch.device("meta"):
+        return models.build(ModelConfig(**config), data)
+
+
+def test_build_the_paper_s_networks():
+    assert count(built(Shape(10, (3, 32, 32)), name="resnet18")) == 11_173_962
+    assert count(built(CIFAR, name="wrn", width=16)) == 36_536_884
+    ends = 2 * 33_278 * 512 + 33_278
+    assert count(built(WORDS, name="lstm")) == ends + 2 * 4 * (2 * 512 * 512 + 2 * 512)
+    assert count(built(WORDS, name="gru")) == ends + 2 * 3 * (2 * 512 * 512 + 2 * 512)
+    assert count(built(Shape(10, (1, 8, 8)), name="cnn", width=16, norm="none")) == 6_090
+
+
+@pytest.mark.parametrize("norm, kind", [("batch", nn.BatchNorm2d), ("group", nn.GroupNorm)])
+@pytest.mark.parametrize("name", ["resnet18", "wrn", "cnn"])
+def test_build_with_every_option(name, norm, kind):
+    config = dict(name=name, width=8, depth=10, factor=2, norm=norm, dropout=0.25)
+    model = built(CIFAR, **config)
+    assert any(isinstance(m, kind) for m in model.modules())
+    assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {0.25}
+    assert model.linear.out_features == 100
+
+
+def test_build_text_options():
+    model = models.build(
+        ModelConfig("gru", embedding=3, hidden=5, layers=1, dropout=0.1, init=0.01, init_all=False),
+        Shape(7, None),
+    )
+    assert model.embedding.weight.shape == (7, 3) and model.decoder.weight.shape == (7, 5)
+    assert model.rnn.num_layers == 1 and model.dropout.p == 0.1
+    assert model.decoder.weight.abs().max() <= 0.01 < model.rnn.weight_hh_l0.abs().max()
+
+
+def test_build_what_does_not_fit():
+    with pytest.raises(ValueError, match="unknown model 'resnet'; did you mean 'resnet18'"):
+        models.build(ModelConfig("resnet"), CIFAR)
+    with pytest.raises(ValueError, match="known: lstm, gru"):
+        models.build(ModelConfig("resnet18"), WORDS)

@@ -22,8 +22,8 @@ class DataConfig:
     """Keep so many training images, drawn with the run's seed, or the first so many tokens of a
     text; ``None``: all of them."""
     validation: int = 0
-    """Images held out of the training data, drawn with the seed; texts have a split of their own.
-    With 0 nothing can be chosen on the validation split."""
+    """Images held out of the training data, drawn with the seed; with 0 nothing can be chosen on
+    them. Texts have splits of their own: keep the first so many tokens of each, 0: all of them."""
     crop: int = 0
     """Random crop after padding by so many pixels."""
     flip: bool = False

@@ -188,15 +188,12 @@ def _checked(hint: Any, value: Any, name: str) -> Any:
         return tuple(value)
     if kind is float and type(value) is int:
         return float(value)
-    if kind is dict and isinstance(value, Mapping) and all(map(_is_mapping, value.values())):
-        return {key: dict(options) for key, options in value.items()}
-    if type(value) is not kind:
-        raise ValueError(f"{name} must be {_words(hint)}, not {value!r}")
-    return value
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
+    if kind is dict and isinstance(value, Mapping):
+        if all(isinstance(options, Mapping) for options in value.values()):
+            return {key: dict(options) for key, options in value.items()}
+    elif type(value) is kind:
+        return value
+    raise ValueError(f"{name} must be {_words(hint)}, not {value!r}")
 
 
 def _parsed(name: str, hint: Any, text: str) -> Any:
@@ -211,7 +208,7 @@ def _parsed(name: str, hint: Any, text: str) -> Any:
                 word.lower()
             ]
         if kind is tuple:
-            return [int(part) for part in word.split(",") if part.strip()]
+            return tuple(int(part) for part in word.split(",") if part.strip())
         return kind(word)
     except (ValueError, KeyError):
         raise ValueError(f"{name} must be {_words(hint)}, not {text!r}") from None

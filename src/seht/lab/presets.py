@@ -53,7 +53,7 @@ def preset(name: str, small: bool = False) -> Preset:
 TABLE1 = (
     "weight-decay",
     "jacobian(weight=0.01,projections=1)",
-    "dropblock(block=7,keep=0.9)",
+    "dropblock(size=7,keep=0.9)",
     "confidence-penalty(weight=0.001)",
     "label-smoothing(weight=0.01)",
     "cutout(size=16)",

@@ -22,7 +22,7 @@ from typing import IO
 from seht.estimators import unknown
 from seht.lab.data.sources import SOURCES, Archive, File, Source
 
-TIMEOUT = 30  # seconds without a byte
+TIMEOUT = (10, 30)  # seconds to connect, and without a byte
 TRIES = 3
 
 
@@ -136,6 +136,7 @@ def _fetch(name: str, source: Source, to: Path, places: list[Path]) -> None:
 def _download(url: str, expected: str, name: str, to: Path, size: str = "") -> Path:
     """Fetch one file; pooch writes beside it and moves it when its checksum is right."""
     import pooch
+    import requests
 
     print(f"fetching {url} {f'({size}) ' if size else ''}into {to}", file=sys.stderr)
     pooch.get_logger().setLevel("ERROR")  # it would say the same again, and suggest other options
@@ -148,6 +149,8 @@ def _download(url: str, expected: str, name: str, to: Path, size: str = "") -> P
                 f"{url} is not the file it was: {expected} is expected; nothing was kept. Try "
                 "again later, or fetch it elsewhere and name its directory in --data-dir"
             ) from error
+        except (requests.HTTPError, requests.ConnectTimeout):
+            raise  # it is not there, or out of reach: asking again takes long and does not help
         except OSError:
             if attempt == TRIES - 1:
                 raise

@@ -86,12 +86,18 @@ def corpus(config: DataConfig, data_dir: str | os.PathLike[str] | None = None) -
     """A text with the recipe's vocabulary, read once per process."""
     named = os.environ.get("SEHT_DATA")
     directory = str(data_dir) if data_dir else None
-    return _corpus(config.name, config.size, config.vocabulary, directory, named)
+    cut = (config.size, config.validation or None)
+    return _corpus(config.name, *cut, config.vocabulary, directory, named)
 
 
 @functools.lru_cache(maxsize=1)
 def _corpus(
-    name: str, size: int | None, vocabulary: int | None, data_dir: str | None, _named: str | None
+    name: str,
+    size: int | None,
+    validation: int | None,
+    vocabulary: int | None,
+    data_dir: str | None,
+    _named: str | None,
 ) -> Corpus:
     if name == "pydocs":
         texts = pydocs()
@@ -102,7 +108,8 @@ def _corpus(
             f"{name} has {len(texts['train'])} tokens to train on: data.size ({size}) is more; "
             "lower it"
         )
-    return encode({**texts, "train": texts["train"][:size]}, vocabulary)
+    kept = {k: text[: size if k == "train" else validation] for k, text in texts.items()}
+    return encode(kept, vocabulary)
 
 
 def encode(texts: dict[str, Sequence[str]], vocabulary: int | None) -> Corpus:

@@ -5,11 +5,9 @@ Everything comes from the comparison's directory; nothing is measured here.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 
+from seht.lab import records
 from seht.lab.report.load import ReportError, load
 from seht.lab.report.rows import build
 
@@ -47,18 +45,9 @@ def show(directory: str | Path) -> None:
 
 
 def _replace(file: Path, text: str) -> Path:
-    temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        with open(handle, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files for their owner alone
-        os.replace(temporary, file)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise ReportError(f"cannot write {str(file)!r}: {error.strerror}") from error
+        records.write(file, text)
+    except records.RunError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise ReportError(f"cannot write {str(file)!r}: {reason}") from error
     return file

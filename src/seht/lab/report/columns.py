@@ -22,6 +22,8 @@ class Column:
     group: str = RESULTS
     kind: str = ""
     """``difference``, ``paper`` or a metric's ``last test_top1``: what a page may treat apart."""
+    detail: Callable[[Row], str] = lambda row: ""
+    """More about the figure, where there is room."""
     quoted: Callable[[paper.Row], str] = lambda row: ""
     """What it says of a row that only the paper has."""
 
@@ -35,21 +37,21 @@ def columns(table: Rows) -> list[Column]:
     ]
     compared = [f"{epoch} {key}" for epoch, key, _ in table.shown]
     after = f"{table.epoch} test_{table.metric.key}"
-    found.insert(
-        compared.index(after) + 1 if after in compared else 0,
+    beside = compared.index(after) + 1 if after in compared else 0
+    found[beside:beside] = [
         Column(
             f"difference to\n{baseline} [95 %]",
             lambda row: interval(row.difference),
             kind="difference",
         ),
-    )
-    found.append(Column("n", count, kind="n"))
-    found += [
-        Column(f"paper: {title}", _theirs(key), kind="paper", quoted=_printed(key))
-        for key, title in _paper_metrics(table)
+        *(
+            Column(f"paper:\n{title}", _theirs(key), kind="paper", quoted=printed(key))
+            for key, title in _paper_metrics(table)
+        ),
     ]
     found += [
-        Column("cost\nratio", _ratio, FLATNESS, kind="cost"),
+        Column("n", count, kind="n"),
+        Column("cost\nratio", _ratio, FLATNESS, kind="cost", detail=_spread),
         Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
         Column("largest\neigenvalue", lambda row: measured(row.largest), FLATNESS),
         Column("smallest\neigenvalue", lambda row: measured(row.smallest), FLATNESS),
@@ -77,6 +79,13 @@ def _ratio(row: Row) -> str:
     return "" if row.ratio is None else significant(row.ratio[0])
 
 
+def _spread(row: Row) -> str:
+    if row.ratio is None or row.ratio[1] is None or row.ratio[2] is None:
+        return ""
+    low, high = significant(row.ratio[1]), significant(row.ratio[2])
+    return "" if low == high else f"[{low}, {high}]"
+
+
 def _paper_metrics(table: Rows) -> list[tuple[str, str]]:
     """The metrics that the paper prints, under our titles."""
     if table.paper is None:
@@ -91,11 +100,13 @@ def _paper_metrics(table: Rows) -> list[tuple[str, str]]:
 
 
 def _theirs(key: str) -> Callable[[Row], str]:
-    printed = _printed(key)
-    return lambda row: "" if row.paper is None else printed(row.paper)
+    say = printed(key)
+    return lambda row: "" if row.paper is None else say(row.paper)
 
 
-def _printed(key: str) -> Callable[[paper.Row], str]:
+def printed(key: str) -> Callable[[paper.Row], str]:
+    """What the paper prints, marked where it is another publication's."""
+
     def text(row: paper.Row) -> str:
         value, error = row.figures[key]
         said = f"{value:g}" if error is None else f"{value:.2f} ± {error:.2f}"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 INK, GRID = "#010101", "#020202"
 SIZE = (5.0, 3.3)
 """Inches of 72 points: drawn at the width of a phone, so that text has the size it was given."""
+FRAME = (0.12, 0.15, 0.86, 0.81)
+"""The axes in it (left, bottom, width, height): the same in all, so that they line up."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _same_length(*columns: list[float]) -> tuple[list[float], ...]:
 def _limits(axes: Axes, key: str, values: list[float]) -> None:
     """Leave the first epochs out of sight where they would flatten everything after them."""
     if key.endswith("top1"):
-        low, high = _quantile(values, 0.08), max(values)
+        low, high = _quantile(values, 0.2), max(values)
         margin = 0.06 * (high - low) or 1.0
         axes.set_ylim(low - margin, min(100.0, high + margin) if high < 100 else 100.4)
         return
@@ -252,8 +254,8 @@ def _figure(title: str, draw: Draw, rows: Sequence[Row], y: str, x: str) -> Figu
         "ytick.minor.size": 0,
     }
     with matplotlib.rc_context(style):
-        canvas = Canvas(figsize=SIZE, layout="constrained")
-        axes = canvas.subplots()
+        canvas = Canvas(figsize=SIZE)
+        axes = canvas.add_axes(FRAME)
         axes.set_axisbelow(True)
         draw(axes)
         axes.set_xlabel(x)
@@ -289,6 +291,8 @@ def _inline(svg: str, label: str, rows: Sequence[Row]) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    # A style inside an inline drawing would hold for the whole page.
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]+"', svg)
     assert box is not None
     head = f'<svg {box.group()} role="img" aria-label="{html.escape(label)}">'

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seht.lab.records import RunError
+
 DONE, FAILED, UNFINISHED, MISSING = "done", "failed", "unfinished", "not started"
 
 
-class ReportError(ValueError):
-    """Something the user can put right, said in one line."""
+class ReportError(RunError):
+    """A directory that no report can be made of, said in one line with what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Run:
         value: Any = self.result
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, (list, tuple)):  # several eigenvalues: the outermost comes first
+            value = value[0] if value else None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         return float(value)

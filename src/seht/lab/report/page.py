@@ -29,6 +29,8 @@ class Interval:
     centre: float
     clear: str
     """``better``, ``worse`` or empty."""
+    beyond: str
+    """``left``, ``right`` or both, where it goes on outside the drawing."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Cell:
     text: str
     kind: str = ""
     rank: str = ""
+    detail: str = ""
     interval: Interval | None = None
 
 
@@ -62,6 +65,9 @@ def render(table: Rows) -> str:
             ("Cost and flatness", _grid(table, [c for c in every if c.group == FLATNESS])),
         ],
         baseline=comparison.baseline,
+        printed=[column for column in every if column.kind == "paper"],
+        quoted=table.quoted,
+        warning=words.other_recipe(table),
         legend=_legend(table),
         colours=COLOURS,
         convergence=figures.convergence(table),
@@ -99,8 +105,8 @@ def _longest(table: Rows) -> str:
 
 
 def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
-    """Head and body of one table; the rows of the paper alone come last."""
-    reach = _reach(table.rows)
+    """Head and body of one table."""
+    reach = drawn_reach(table.rows)
     body = [
         {
             "row": row,
@@ -109,12 +115,7 @@ def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
         }
         for number, row in enumerate(table.rows)
     ]
-    quoted = [
-        {"label": row.label, "cells": [Cell(column.quoted(row), column.kind) for column in shown]}
-        for row in table.quoted
-        if any(column.quoted(row) for column in shown)
-    ]
-    return {"columns": shown, "body": body, "quoted": quoted}
+    return {"columns": shown, "body": body}
 
 
 def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
@@ -123,12 +124,12 @@ def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
         rank = "best"
     elif is_best(table, row, column.kind, place=1):
         rank = "second"
-    drawn = _interval(table, row, reach) if column.kind == "difference" else None
+    drawn = drawn_interval(table, row, reach) if column.kind == "difference" else None
     kind = column.kind if column.kind in ("difference", "paper") else ""
-    return Cell(column.cell(row), kind, rank, drawn)
+    return Cell(column.cell(row), kind, rank, column.detail(row), drawn)
 
 
-def _reach(rows: Sequence[Row]) -> float:
+def drawn_reach(rows: Sequence[Row]) -> float:
     """Half the width of the drawn intervals: a method that went astray must not shrink the rest."""
     ends = sorted(
         max(abs(row.difference.low), abs(row.difference.high))
@@ -140,7 +141,8 @@ def _reach(rows: Sequence[Row]) -> float:
     return min(ends[-1], 3 * ends[len(ends) // 2])
 
 
-def _interval(table: Rows, row: Row, reach: float) -> Interval | None:
+def drawn_interval(table: Rows, row: Row, reach: float) -> Interval | None:
+    """Where it lies in its cell, of which ``reach`` is half."""
     difference = row.difference
     if difference is None or difference.low is None or difference.high is None or not reach:
         return None
@@ -151,7 +153,9 @@ def _interval(table: Rows, row: Row, reach: float) -> Interval | None:
         return round(50 + 46 * max(-1.0, min(1.0, value / reach)), 2)
 
     low, high = place(difference.low), place(difference.high)
-    return Interval(low, round(high - low, 2), place(difference.value), clear)
+    ends = (("left", difference.low < -reach), ("right", difference.high > reach))
+    beyond = " ".join(side for side, goes_on in ends if goes_on)
+    return Interval(low, round(high - low, 2), place(difference.value), clear, beyond)
 
 
 def _legend(table: Rows) -> list[dict[str, Any]]:

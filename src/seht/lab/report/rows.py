@@ -224,7 +224,8 @@ _PART = re.compile(r"([^(+]+)(?:\(([^()]*)\))?(?:\+|$)")
 
 def split(method: str) -> list[tuple[str, str]]:
     """``"seht-d(prob=0.05)+mixup"``: ``[("seht-d", "prob=0.05"), ("mixup", "")]``."""
-    return [(name.strip(), options or "") for name, options in _PART.findall(method)]
+    found = [(name.strip(), options) for name, options in _PART.findall(method)]
+    return found or [(method, "")]
 
 
 def options_of(method: str, recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

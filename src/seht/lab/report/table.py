@@ -32,7 +32,7 @@ def markdown(table: Rows) -> str:
         cells = [
             f"**{text}**" if text and is_best(table, row, column.kind) else text
             for column in shown
-            for text in [column.cell(row)]
+            for text in [f"{column.cell(row)} {column.detail(row)}".strip()]
         ]
         lines.append(_line([f"`{row.method}`", *cells]))
     for theirs in table.quoted:
@@ -84,14 +84,13 @@ def _cells(table: Rows, row: Row) -> Iterator[tuple[str, object]]:
     yield "n", row.done
     yield "asked", row.asked
     compared = f"{table.epoch}_test_{table.metric.key}"
+    difference = row.difference
+    yield f"difference_{compared}", difference and difference.value
+    yield "difference_low", difference and difference.low
+    yield "difference_high", difference and difference.high
+    yield "difference_n", difference and difference.n
     for (epoch, key), summary in row.metrics.items():
         yield from _mean(f"{epoch}_{key}", summary)
-    difference = row.difference
-    if difference is not None:
-        yield f"difference_{compared}", difference.value
-        yield "difference_low", difference.low
-        yield "difference_high", difference.high
-        yield "difference_n", difference.n
     for name, found in (
         ("trace", row.trace),
         ("largest_eigenvalue", row.largest),

@@ -36,18 +36,23 @@ def lead(table: Rows) -> str:
         return f"{said}."
     clear = [row for row in compared if row.difference and row.difference.clear]
     better = sum(_better(table, row) for row in clear)
+    worse = len(clear) - better
     return (
-        f"{said}. Of {_count(len(compared), 'method')} compared with {baseline}, {better} "
-        f"{'is' if better == 1 else 'are'} better and {len(clear) - better} worse, by a 95 % "
-        f"interval that leaves out zero{_by_chance(len(compared))}"
+        f"{said}. Of the {len(compared)} others {_none(better)} {'is' if better == 1 else 'are'} "
+        f"better than {baseline} and {_none(worse)} worse, by a 95 % interval that leaves out zero"
+        f"{_by_chance(len(compared))}"
     )
+
+
+def _none(number: int) -> str:
+    return str(number or "none")
 
 
 def _by_chance(compared: int) -> str:
     """Many intervals at 95 % have a few outside by chance; nothing is corrected for that."""
     if compared < 5:
         return "."
-    return f" (of {compared} methods without effect, {0.05 * compared:.1f} would be, on average)."
+    return f" (without any effect, {0.05 * compared:.1g} of {compared} would be, on average)."
 
 
 def _better(table: Rows, row: Row) -> bool:
@@ -82,7 +87,9 @@ def _trace(table: Rows) -> str:
 
 def notes(table: Rows) -> list[str]:
     """How to read the columns."""
-    return [f"{head}: {text}" for head, text in glossary(table)]
+    said = [f"{head}: {text}" for head, text in glossary(table)]
+    warning = other_recipe(table)
+    return said if warning is None else [warning, *said]
 
 
 def glossary(table: Rows) -> Iterator[tuple[str, str]]:
@@ -112,8 +119,9 @@ _PAIRED = (
     "pairs and Student's 95 % interval."
 )
 _STABILITY = (
-    "the paper's section 3.4: a minimum is Lyapunov stable under gradient flow if all eigenvalues "
-    "of the Hessian are positive."
+    "of linearised gradient flow at the end, as in the paper's section 3.4: stable if every "
+    "eigenvalue of the Hessian is positive, unstable if one is negative, marginal if one is 0 "
+    "within its error."
 )
 
 
@@ -141,10 +149,18 @@ def _about_paper(table: Rows, theirs: paper.Table) -> Iterator[tuple[str, str]]:
         yield ", ".join(left_out), "left out of the printed table, discussed in the paper's text."
     if theirs.elsewhere:
         yield "published elsewhere", "; ".join(theirs.elsewhere) + "."
-    changed = changes(table.comparison)
-    if changed:
-        said = ", ".join(f"{name} {written(value)}" for name, value in changed.items())
-        yield "not the paper's recipe", f"this comparison was run with {said}."
+
+
+_HARMLESS = {"threads", "precision", "eval_batch"}
+
+
+def other_recipe(table: Rows) -> str | None:
+    """A warning, where the paper's figures stand beside those of a recipe that is not its own."""
+    changed = {k: v for k, v in changes(table.comparison).items() if k not in _HARMLESS}
+    if table.paper is None or not changed:
+        return None
+    said = ", ".join(f"{name} {written(value)}" for name, value in changed.items())
+    return f"The paper's figures belong to its own recipe; these runs have {said}."
 
 
 def gaps(table: Rows) -> list[tuple[Run, str]]:

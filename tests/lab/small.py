@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import lightning_fabric  # noqa: F401
-
 from seht.lab.fields import override
 from seht.lab.recipes import recipe
 
@@ -73,6 +71,7 @@ def _command(arguments, log, limit):
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     import torch
@@ -87,7 +86,12 @@ def _command(arguments, log, limit):
 
 def start(arguments, log, limit=None):
     """The command in a process of its own; ``limit``: bytes that a file may have at most."""
-    # Forked, with everything imported: Fabric alone takes seconds.
+    # Forked, with everything imported that takes seconds to import.
+    import lightning_fabric
+    import matplotlib.figure
+    import scipy.special
+    import sklearn.datasets  # noqa: F401
+
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=_command, args=([str(a) for a in arguments], str(log), limit))
     process.start()

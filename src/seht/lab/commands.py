@@ -161,12 +161,13 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
     def run(arguments: argparse.Namespace) -> int:
         from seht.cli import UsageError
+        from seht.lab import progress
         from seht.lab.records import RunError
         from seht.lab.report import ReportError
 
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _say_warning  # type: ignore[assignment]
+                progress.plain_warnings()
                 return function(arguments)
         except (RunError, ReportError) as error:
             raise UsageError(str(error)) from error
@@ -175,11 +176,6 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
             return 130
 
     return run
-
-
-def _say_warning(message: Warning | str, *_: Any) -> None:
-    """For the person at the terminal, without the line of code it comes from."""
-    print(f"warning: {message}", file=sys.stderr)
 
 
 @told

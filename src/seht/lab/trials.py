@@ -108,7 +108,7 @@ class Processes:
         from multiprocessing import get_context
 
         pool = ProcessPoolExecutor(
-            self.jobs, get_context("spawn"), initializer=leave_with_the_parent
+            self.jobs, get_context("spawn"), initializer=begin_worker
         )
         try:
             running = {pool.submit(trial.run): trial for trial in trials}
@@ -123,10 +123,11 @@ class Processes:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def leave_with_the_parent() -> None:
+def begin_worker() -> None:
     """End this process when the one that started it is gone, however it went."""
     from multiprocessing import connection, parent_process
 
+    progress.plain_warnings()
     parent = parent_process()
     assert parent is not None
 

@@ -259,6 +259,11 @@ def test_schedules_against_torchs():
         torchs(lambda o: schedulers.MultiStepLR(o, [3, 6], 0.2))
     )
     assert rates("constant") == [0.1] * 10
+    rising, falling = rates("onecycle")[:3], rates("onecycle")[3:]
+    up = torchs(lambda o: schedulers.CosineAnnealingLR(o, T_max=3, eta_min=0.1 / 25))
+    assert rising == pytest.approx([0.1 + 0.1 / 25 - lr for lr in up[:3]])
+    down = torchs(lambda o: schedulers.CosineAnnealingLR(o, T_max=7))
+    assert falling == pytest.approx(down[:7])
 
 
 def test_the_plateau_divides_by_four_when_there_is_no_new_best():

@@ -73,8 +73,8 @@ class OptimConfig:
     weight_decay: float = 5e-4
     """What the methods weight-decay and none are about; the others keep it."""
     schedule: str = "cosine"
-    """cosine (to 0, per epoch), steps (times gamma at the milestones), plateau (divided by
-    ``1 / gamma`` when the validation loss is not a new best), constant."""
+    """cosine (to 0, per epoch), onecycle (up and down, per epoch), steps (times gamma at the
+    milestones), plateau (times gamma when the validation loss is not a new best), constant."""
     milestones: tuple[int, ...] = ()
     """Epochs, for steps."""
     gamma: float = 0.1

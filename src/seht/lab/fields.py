@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from seht.estimators import unknown
 from seht.lab import config
 from seht.lab.config import Recipe
+from seht.lab.schedule import SCHEDULES
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
 _OURS = {"threads", "precision", "eval_batch", "data.validation"}
@@ -102,7 +103,7 @@ def check(recipe: Recipe) -> None:
     _one_of("data.name", data.name, (*config.IMAGES, *config.TEXTS))
     _one_of("model.name", model.name, _MODELS[recipe.task])
     _one_of("model.norm", model.norm, ("batch", "group", "none"))
-    _one_of("optim.schedule", optim.schedule, ("cosine", "steps", "plateau", "constant"))
+    _one_of("optim.schedule", optim.schedule, SCHEDULES)
     at_least = {
         "batch": (recipe.batch, 1),
         "epochs": (recipe.epochs, 1),

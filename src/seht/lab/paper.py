@@ -88,7 +88,7 @@ TABLES: dict[str, Table] = {
         [
             Row("Baseline with Weight-Decay", _accuracy(94.00, 0.24), {"weight-decay": {}}),
             Row("Jacobian", _accuracy(89.23, 0.52), _weighted("jacobian", 0.01, projections=1)),
-            Row("DropBlock", _accuracy(89.23, 0.22), {"dropblock": {"block": 7, "keep": 0.9}}),
+            Row("DropBlock", _accuracy(89.23, 0.22), {"dropblock": {"size": 7, "keep": 0.9}}),
             Row(
                 "Confidence Penalty",
                 _accuracy(94.40, 0.02),

@@ -87,9 +87,6 @@ def _command(arguments, log, limit):
 def start(arguments, log, limit=None):
     """The command in a process of its own; ``limit``: bytes that a file may have at most."""
     # Forked, with everything imported that takes seconds to import.
-    import lightning_fabric
-    import matplotlib.figure
-    import scipy.special
     import sklearn.datasets  # noqa: F401
 
     fork = multiprocessing.get_context("fork")

@@ -107,9 +107,7 @@ class Processes:
         from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
-        pool = ProcessPoolExecutor(
-            self.jobs, get_context("spawn"), initializer=begin_worker
-        )
+        pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=begin_worker)
         try:
             running = {pool.submit(trial.run): trial for trial in trials}
             for future in as_completed(running):

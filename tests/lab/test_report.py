@@ -110,6 +110,7 @@ def test_runs_that_are_not_done_are_listed_and_not_counted(copy):
     for text in (files["table.md"].read_text(), files["report.html"].read_text()):
         assert f"failed: {reason}" in text
         assert "unfinished: 12 epochs done" in text and "not started" in text
+        assert "The best test accuracy so far is that of" in text
         assert "2 of 3" in text
 
 

@@ -28,7 +28,8 @@ def lead(table: Rows) -> str:
     best = next(row for row in table.rows if row.method == ranked[0])
     what, unit = ("perplexity", "") if table.comparison.text else ("accuracy", " %")
     value = plain(best.metrics[table.epoch, key])
-    said = f"The best test {what} is that of {best.method}, {value}{unit}"
+    so_far = "" if all(run.status == FAILED for run, _ in gaps(table)) else " so far"
+    said = f"The best test {what}{so_far} is that of {best.method}, {value}{unit}"
     if best.difference is not None:
         said += f"; difference to {baseline} {interval(best.difference)}"
     compared = [row for row in table.rows if row.difference and row.difference.low is not None]

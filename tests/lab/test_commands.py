@@ -44,7 +44,8 @@ def test_fields_before_and_after_the_recipe(run, tmp_path):
     assert (code, err) == (0, "")
     recipe = json.loads((tmp_path / "r" / "config.json").read_text())["recipe"]
     assert recipe["epochs"] == 1
-    assert recipe["settings"] == {"seht-h": {"weight": 0.5, "probes": 2}}
+    assert recipe["settings"]["seht-h"]["weight"] == 0.5
+    assert recipe["settings"]["seht-h"]["probes"] == 2
 
 
 def test_a_failed_run_has_exit_code_1(run):

@@ -17,9 +17,20 @@ from seht.lab.records import RunError
 from seht.lab.search import candidates, expand
 from seht.lab.trials import InTurn, Processes
 
-METHODS = "weight-decay,seht-h,mixup+label-smoothing"
+METHODS = "weight-decay,seht-h(warmup=0),mixup+label-smoothing"
 ROWS = 3 * 2 * int(FEW["epochs"])
-CALL = ["compare", "digits", "--methods", METHODS, "--seeds", "2", "--save-every", "0", *options()]
+CALL = [
+    "compare",
+    "digits",
+    "--methods",
+    METHODS,
+    "--seeds",
+    "2",
+    "--save-every",
+    "0",
+    "--no-cost",
+    *options(),
+]
 
 
 def entries(recipe, *texts):
@@ -60,7 +71,7 @@ def killed_and_continued(tmp_path, expected, kills, seed):
         until = done + draw.uniform(0, 2 * (ROWS - done) / (left + 1))
         process = start([*CALL, "--out", out], log)
         while process.exitcode is None and rows(out) < until:
-            time.sleep(0.001)
+            time.sleep(0.01)
         process.join(draw.uniform(0, 0.1))
         hits += process.exitcode is None
         process.kill()

@@ -6,6 +6,7 @@
 import os
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import seht
 
 EXAMPLES = 10_000 if os.environ.get("SEHT_TESTS") == "all" else 100
+PARTS = EXAMPLES // 2_500 or 1  # so that several processes can share them
 
 
 class Apply(nn.Module):
@@ -132,7 +134,8 @@ def agree(spec: Spec, **options) -> None:
     def distances(kappa: float) -> tuple[float, float]:
         """In units of the tolerance: 1e-5 of value and gradient."""
         ours, our_g, our_plain = estimate(spec, "difference", kappa=kappa, **options)
-        assert norm(plain) == 0 or relative(our_plain, plain) < 1e-9
+        # PyTorch's hardswish divides by 6 in float32, whatever the dtype.
+        assert norm(plain) == 0 or relative(our_plain, plain) < 1e-7
         gap = norm([a - b for a, b in zip(our_g, g, strict=True)]).item()
         return (
             abs(ours - value) / (1e-5 * abs(value) + floor + 1e-300),
@@ -146,18 +149,20 @@ def agree(spec: Spec, **options) -> None:
         if max(best) >= 1:
             best = tuple(map(min, best, distances(kappa)))
     assert max(best) < 1
-    # Such steps hardly meet a kink. Larger ones do, and must be off by what their order foretells,
-    # unless that is too much to be foretold.
-    small = distances(1e-3)[1]
-    for factor in (10, 40):
-        foretold = factor**2 * small
-        if foretold < 3e4:
-            assert distances(factor * 1e-3)[1] < max(2e3, 5 * foretold)
+    # Such steps hardly meet a kink. Larger ones do, and must be off by what their order foretells;
+    # with a norm, or where that is much, nothing can be foretold.
+    if all(norm in ("none", "batch-eval") for _, norm, _, _ in spec.layers):
+        small = distances(1e-3)[1]
+        for factor in (10, 40):
+            foretold = factor**2 * small
+            if foretold < 3e3:
+                assert distances(factor * 1e-3)[1] < max(2e3, 5 * foretold)
 
 
-@settings(max_examples=EXAMPLES)
-@given(specs())
-def test_hessian(spec):
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(max_examples=EXAMPLES // PARTS)
+@given(spec=specs())
+def test_hessian(part, spec):
     agree(spec)
 
 

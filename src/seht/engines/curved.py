@@ -1,4 +1,7 @@
-r"""The loss's own curvature in the outputs: exact, by a double backward through the loss alone."""
+r"""The loss's own curvature in the outputs: exact, by a double backward through the loss alone.
+
+Cross-entropy, whose curvature is known, has a shorter way: ``softmax.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seht.engines.graph import leaves_of, quiet
+from seht.engines.softmax import SoftmaxCurvature
 
 
 @dataclass
@@ -31,29 +35,56 @@ def slope(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor | None], boo
     return parts, any(p is not None and p.requires_grad for p in parts)
 
 
-def curve(
-    gradient: list[Tensor | None], outputs: list[Tensor], direction: list[Tensor]
-) -> OutputCurvature:
-    """Differentiate dL/dz twice more along d."""
-    pairs = [
-        (g * d).sum()
-        for g, d in zip(gradient, direction, strict=True)
-        if g is not None and g.requires_grad
-    ]
-    first = torch.stack(pairs).sum()
-    product = _grad(first, outputs, graph=True)
-    value = torch.stack([(h * d).sum() for h, d in zip(product, direction, strict=True)]).sum()
-    third = [torch.zeros_like(z) for z in outputs]
-    beyond: list[tuple[Tensor, Tensor]] = []
-    if value.requires_grad:
-        third = _grad(value, outputs, graph=False)
-        beyond = _beyond(value, outputs)
-    return OutputCurvature(value.detach(), [h.detach() for h in product], third, beyond)
+class Curvature:
+    """The loss's curvature in the outputs, at the centre; taken along several directions."""
+
+    def __init__(self, loss: Tensor, outputs: list[Tensor]) -> None:
+        self._outputs = outputs
+        self._gradient: list[Tensor | None] = []
+        self._softmax = SoftmaxCurvature.match(loss, outputs)
+        if self._softmax is not None:
+            self.curved = True
+        else:
+            self._gradient, self.curved = slope(loss, outputs) if outputs else ([], False)
+
+    def slopes(self) -> list[Tensor]:
+        """dL/dz, without a graph."""
+        if self._softmax is not None:
+            return self._softmax.slopes()
+        return [
+            torch.zeros_like(z) if g is None else g.detach()
+            for z, g in zip(self._outputs, self._gradient, strict=True)
+        ]
+
+    def along(self, direction: list[Tensor]) -> OutputCurvature:
+        """Differentiate dL/dz twice more along d."""
+        if self._softmax is not None:
+            return OutputCurvature(*self._softmax.along(direction), [])
+        pairs = [
+            (g, d)
+            for g, d in zip(self._gradient, direction, strict=True)
+            if g is not None and g.requires_grad
+        ]
+        slopes, along = map(list, zip(*pairs, strict=True))
+        product = _grad(slopes, self._outputs, along, graph=True)
+        value = torch.stack(
+            [(h.detach() * d).sum() for h, d in zip(product, direction, strict=True)]
+        ).sum()
+        third = [torch.zeros_like(z) for z in self._outputs]
+        beyond: list[tuple[Tensor, Tensor]] = []
+        bent = [(h, d) for h, d in zip(product, direction, strict=True) if h.requires_grad]
+        if bent:
+            products, along = map(list, zip(*bent, strict=True))
+            third = _grad(products, self._outputs, along, graph=False)
+            beyond = _beyond(products, along, self._outputs)
+        return OutputCurvature(value, [h.detach() for h in product], third, beyond)
 
 
-def _beyond(value: Tensor, outputs: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _beyond(
+    products: list[Tensor], along: list[Tensor], outputs: list[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
     """The derivative in leaves that the loss reaches without passing the outputs."""
-    leaves, _ = leaves_of([value], 0, stop=outputs)
+    leaves, _ = leaves_of(products, 0, stop=outputs)
     leaves = [leaf for leaf in leaves if not any(leaf is z for z in outputs)]
     if not leaves:
         return []
@@ -61,16 +92,18 @@ def _beyond(value: Tensor, outputs: list[Tensor]) -> list[tuple[Tensor, Tensor]]
     blocks = [z.register_hook(torch.zeros_like) for z in outputs]
     try:
         with quiet(leaves):
-            parts = torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True)
+            parts = _grad(products, leaves, along, graph=False)
     finally:
         for block in blocks:
             block.remove()
     return list(zip(leaves, parts, strict=True))
 
 
-def _grad(value: Tensor, outputs: list[Tensor], *, graph: bool) -> list[Tensor]:
+def _grad(
+    values: list[Tensor], inputs: list[Tensor], along: list[Tensor], *, graph: bool
+) -> list[Tensor]:
     return list(
         torch.autograd.grad(
-            value, outputs, create_graph=graph, retain_graph=True, materialize_grads=True
+            values, inputs, along, create_graph=graph, retain_graph=True, materialize_grads=True
         )
     )

@@ -135,13 +135,8 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
             total, centre = times(centre or [], 1 + task.weight * pull), None
         both: Gradient = []
         for side in (e, -e):
-            part = passes.gradient(sigma, side)
-            value += passes.along(sigma, part) * (scale / (2 * side))
-            if fold:
-                part = times(part, task.weight * unit)
-                total = add(total, part)
-            else:
-                both = add(both, part)
+            into, factor = (total, task.weight * unit) if fold else (both, None)
+            value += passes.gradient(sigma, side, into, factor) * (scale / (2 * side))
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)
@@ -168,8 +163,10 @@ def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | No
     found = []
     for factor in (0.5, 1.0, 2.0):
         step = factor * e
-        sides = [sketch(passes.gradient(sigma, s), passes.leaves) for s in (step, -step)]
-        found.append((sides[0] + sides[1] - 2 * middle) / step**2)
+        both: Gradient = []
+        for side in (step, -step):
+            passes.gradient(sigma, side, both)
+        found.append((sketch(both, passes.leaves) - 2 * middle) / step**2)
     half, one, two = found
     share = passes.task.weight * one.norm() / middle.norm()
     return [(half - one).norm(), (one - two).norm(), one.norm(), share]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from seht.engines.base import Directions, Estimate, check_loss, split
-from seht.engines.curved import OutputCurvature, curve, slope
+from seht.engines.curved import Curvature, OutputCurvature
 from seht.engines.graph import Stored, handed_out, leaves_of
 from seht.engines.passes import Gradient, Passes, add, sketch, times
 
@@ -33,8 +33,8 @@ def gauss_newton(
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
     z = list(passes.boundary.outputs)
-    gradient, curved = slope(loss, z) if z else ([], False)
-    passes.boundary.check(curved)
+    curvature = Curvature(loss, z)
+    passes.boundary.check(curvature.curved)
     behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
@@ -45,8 +45,8 @@ def gauss_newton(
     for sigma in task.probes():
         e = passes.weights.step(sigma, kappa)
         if watch and not seen:
-            seen = _compare(passes, sigma, e, gradient, z, two_sided)
-        found, part, pulls = _probe(passes, sigma, e, gradient, z, two_sided)
+            seen = _compare(passes, sigma, e, curvature, z, two_sided)
+        found, part, pulls = _probe(passes, sigma, e, curvature, z, two_sided)
         value = value + scale * found.value
         total = add(total, part if scale == 1 else times(part, scale))
         cotangents = [c + scale * p for c, p in zip(cotangents, pulls, strict=True)]
@@ -59,9 +59,9 @@ def gauss_newton(
             again = check_loss(split(output)[0])
             roots = [again, *passes.boundary.outputs]
             pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
-            combined = passes.pull(roots, pulls, keep=passes.older)
-        combined = add(combined, times(total, factor))
-        whole = handed_out(loss + factor * trace, combined, passes.leaves)
+            total = times(total, factor)
+            passes.pull_into(total, roots, pulls)
+        whole = handed_out(loss + factor * trace, total, passes.leaves)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)
@@ -75,7 +75,7 @@ def _probe(
     passes: Passes,
     sigma: Directions,
     e: Tensor,
-    gradient: list[Tensor | None],
+    curvature: Curvature,
     z: list[Tensor],
     two_sided: bool,
 ) -> tuple[OutputCurvature, Gradient, list[Tensor]]:
@@ -91,7 +91,7 @@ def _probe(
             (a.detach() - b) / width.to(a.dtype) for a, b in zip(above, below, strict=True)
         ]
         with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
-            found = curve(gradient, z, direction)
+            found = curvature.along(direction)
         factors = [2 * h / width.to(h.dtype) for h in found.product]
         part = passes.pull(above, factors, keep=passes.older)
         del above
@@ -100,7 +100,7 @@ def _probe(
     if two_sided:
         with passes.at(sigma, -e):
             minus = list(passes.boundary.outputs)  # type: ignore[union-attr]
-            part = add(part, passes.pull(minus, [-f for f in factors], keep=passes.older))
+            passes.pull_into(part, minus, [-f for f in factors])
             del minus
         return found, part, found.third
     return found, part, [t - f for t, f in zip(found.third, factors, strict=True)]
@@ -115,19 +115,16 @@ def _compare(
     passes: Passes,
     sigma: Directions,
     e: Tensor,
-    gradient: list[Tensor | None],
+    curvature: Curvature,
     z: list[Tensor],
     two_sided: bool,
 ) -> list[Tensor]:
     """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
     found = []
     for factor in (0.5, 1.0, 2.0):
-        _, part, pulls = _probe(passes, sigma, factor * e, gradient, z, two_sided)
+        _, part, pulls = _probe(passes, sigma, factor * e, curvature, z, two_sided)
         found.append(sketch(add(part, passes.pull_centre(z, pulls)), passes.leaves))
     half, one, two = found
-    slopes = [
-        torch.zeros_like(p) if g is None else g.detach() for p, g in zip(z, gradient, strict=True)
-    ]
-    whole = sketch(passes.pull_centre(z, slopes), passes.leaves)
+    whole = sketch(passes.pull_centre(z, curvature.slopes()), passes.leaves)
     share = passes.task.weight * one.norm() / whole.norm()
     return [(half - one).norm(), (one - two).norm(), one.norm(), share]

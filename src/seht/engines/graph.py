@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,27 +45,6 @@ def leaves_of(
     return leaves, older
 
 
-def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int) -> None:
-    """Refuse drawn weights in a graph older than ``since``: no pass would compute it anew."""
-    names = {id(w): name for name, w in weights.items()}
-    seen: set[Any] = set()
-    stack = [(root.grad_fn, False) for root in roots]
-    while stack:
-        node, old = stack.pop()
-        if node is None or (node, old) in seen:
-            continue
-        seen.add((node, old))
-        if not isinstance(node, _LEAF):
-            old = old or node._sequence_nr() < since
-        elif old and id(node.variable) in names:
-            raise RuntimeError(
-                f"parameter {names[id(node.variable)]!r} reaches the loss through tensors that "
-                "were computed before the closure, which cannot be computed anew at other "
-                "weights; compute them inside the closure, or detach() them"
-            )
-        stack.extend((parent, old) for parent, _ in node.next_functions)
-
-
 _VIEWS = (
     *("ViewBackward", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "TBackward", "Transpose"),
     *(
@@ -102,6 +81,18 @@ def older_leaves(roots: Sequence[Tensor], since: int) -> list[Tensor]:
     return found
 
 
+def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int) -> None:
+    """Refuse drawn weights in a graph older than ``since``: no pass would compute it anew."""
+    outside = {id(leaf) for leaf in older_leaves(roots, since)}
+    for name, weight in weights.items():
+        if id(weight) in outside:
+            raise RuntimeError(
+                f"parameter {name!r} reaches the loss through tensors that were computed before "
+                "the closure, which cannot be computed anew at other weights; compute them inside "
+                "the closure, or detach() them"
+            )
+
+
 @contextmanager
 def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""
@@ -117,6 +108,37 @@ def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for hooks, saved in hooked:
             hooks.update(saved)
+
+
+Take = Callable[[int, Tensor], None]
+
+
+@contextmanager
+def handing_over(targets: Sequence[Tensor], take: Take) -> Iterator[set[int]]:
+    """Give ``take`` the gradient of each target as soon as a backward pass has it.
+
+    What the pass then returns in its place needs no memory, so that a whole gradient is never
+    held. Yields the places that were taken.
+    """
+    taken: set[int] = set()
+
+    def hook(place: int) -> Callable[[Tensor], Tensor | None]:
+        def hand_over(gradient: Tensor) -> Tensor | None:
+            if type(gradient) is not Tensor or gradient.layout != torch.strided:
+                return None  # sparse and foreign ones are returned as usual
+            with torch.no_grad():
+                take(place, gradient)
+            taken.add(place)
+            return gradient.new_zeros(()).expand_as(gradient)
+
+        return hand_over
+
+    hooks = [target.register_hook(hook(place)) for place, target in enumerate(targets)]
+    try:
+        yield taken
+    finally:
+        for handle in hooks:
+            handle.remove()
 
 
 class Stored(torch.autograd.Function):

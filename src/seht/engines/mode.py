@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -16,6 +17,17 @@ from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
 
 _VIEWS = torch._C._set_view_replay_enabled
+_TENSORS = {"data", "grad", "_grad", "_base", "T", "mT", "H", "mH", "real", "imag"}
+_METADATA = frozenset(
+    {
+        attribute.__get__
+        for name, attribute in vars(torch._C.TensorBase).items()
+        if isinstance(attribute, GetSetDescriptorType) and name not in _TENSORS
+    }
+    | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride}
+    | {torch.Tensor.is_floating_point, torch.is_floating_point}
+)
+"""``dtype``, ``shape`` and the like: they compute nothing, and a closure may look them up once."""
 
 
 class Mode(TorchFunctionMode):
@@ -48,6 +60,8 @@ class Mode(TorchFunctionMode):
                 torch._dynamo.graph_break()
             return self._call(func, args, kwargs)
         break_in()
+        if func in _METADATA:
+            return func(*args, **kwargs)
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it

@@ -12,7 +12,7 @@ from torch import Tensor
 from seht.engines.base import Directions, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
-from seht.engines.graph import leaves_of, mark, older_leaves, quiet
+from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness
@@ -61,7 +61,7 @@ class Passes:
             self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
         reached = {id(leaf) for leaf in self.leaves}
         if self.older:
-            self._refuse_older(since)
+            refuse_older(task.weights, [self.loss], since)
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
         if not task.differentiable:  # the value needs no other gradient
@@ -84,16 +84,6 @@ class Passes:
         self.boundary.cut = False  # the passes to come keep their graphs
         roots, self.boundary.roots = self.boundary.roots, []
         return [self.loss, *roots]
-
-    def _refuse_older(self, since: int) -> None:
-        """What was computed before the closure cannot be computed anew at other weights."""
-        outside = {id(leaf) for leaf in older_leaves([self.loss], since)}
-        for name, weight in self.task.weights.items():
-            if id(weight) in outside:
-                raise RuntimeError(
-                    f"parameter {name!r} was used before the closure, in a graph that the closure "
-                    "goes on with; compute everything that depends on it inside the closure"
-                )
 
     def _before_all(self, prefix: Prefix) -> bool:
         """Whether no drawn weight has a use in the prefix that the mode did not see."""
@@ -130,28 +120,81 @@ class Passes:
         finally:
             self.random.write(self.end)
 
-    def gradient(self, sigma: Directions, step: Tensor) -> Gradient:
-        """The gradient of the loss at w + step * sigma."""
+    def gradient(
+        self, sigma: Directions, step: Tensor, total: Gradient, scale: Tensor | None = None
+    ) -> Tensor:
+        """Add the gradient at w + step * sigma (times ``scale``) to ``total``; gives sigma . g."""
+        drawn = {id(w): sigma[n] for n, w in self.used.items()}
+        along = [drawn.get(id(leaf)) for leaf in self.leaves]
+        dot = self.loss.detach().new_zeros((), dtype=torch.float64)
+
+        def see(place: int, g: Tensor) -> None:
+            direction = along[place] if place < len(along) else None
+            if direction is not None:
+                dot.add_(inner(direction, g))
+
         with self.at(sigma, step) as output:
             loss = check_loss(split(output)[0])
             del output
-            return self.pull([loss], None, keep=self.older)
+            self.pull_into(total, [loss], None, scale=scale, see=see)
+        return dot
 
     def centre_gradient(self, *, keep: bool) -> Gradient:
         """The gradient of the loss at the centre."""
         return self.pull([self.loss], None, keep=keep or self.older)
 
     def pull(
-        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None] | None, *, keep: bool
+        self,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor | None] | None,
+        *,
+        keep: bool,
+        take: Take | None = None,
     ) -> Gradient:
-        """The gradient in every leaf (and stand-in for the prefix), past the users' hooks."""
+        """The gradient in every leaf (and stand-in for the prefix), past the users' hooks.
+
+        ``take`` is handed the parts as they come; they are missing in what is returned.
+        """
         targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
-        with quiet(self.leaves):
-            return list(
-                torch.autograd.grad(
-                    outputs, targets, cotangents, retain_graph=keep, allow_unused=True
-                )
+        handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
+        with quiet(self.leaves), handing as taken:
+            found = torch.autograd.grad(
+                outputs, targets, cotangents, retain_graph=keep, allow_unused=True
             )
+        return [None if place in taken else g for place, g in enumerate(found)]
+
+    def pull_into(
+        self,
+        total: Gradient,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor | None] | None,
+        *,
+        scale: Tensor | None = None,
+        see: Take = lambda place, g: None,
+    ) -> None:
+        """Add a gradient to ``total``, part by part; ``see`` is shown each first.
+
+        With a ``scale`` it is multiplied by that, and ``total`` is overwritten in place: it must be
+        ours. Without one the sum is made out of place, as what autograd hands out may be shared
+        between leaves, or belong to somebody else.
+        """
+
+        def take(place: int, g: Tensor) -> None:
+            see(place, g)
+            known = total[place]
+            if scale is None:
+                total[place] = g if known is None else known + g
+            elif known is None or known.layout != torch.strided or g.layout != torch.strided:
+                total[place] = g * scale if known is None else known + g * scale
+            else:
+                total[place] = known.addcmul_(g, scale.to(g.dtype))
+
+        # The first of several gradients has to be held anyway.
+        found = self.pull(outputs, cotangents, keep=self.older, take=take if total else None)
+        total.extend([None] * (len(found) - len(total)))
+        for place, g in enumerate(found):
+            if g is not None:
+                take(place, g)
 
     def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
         """The gradient that flows back from the outputs at the centre."""
@@ -160,14 +203,13 @@ class Passes:
         with self.at(None):  # the lean form has dropped that graph
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
 
-    def along(self, sigma: Directions, gradient: Gradient) -> Tensor:
-        """Sigma . g over the drawn tensors."""
-        total = self.loss.new_zeros((), dtype=torch.float64)
-        by_id = {id(w): sigma[n] for n, w in self.used.items()}
-        for leaf, g in zip(self.leaves, gradient, strict=False):
-            if g is not None and id(leaf) in by_id:
-                total += (g * by_id[id(leaf)]).sum().double()
-        return total
+
+def inner(direction: Tensor, g: Tensor, most: int = 1 << 18) -> Tensor:
+    """Their inner product, in pieces: the signs are small numbers until they meet the gradient."""
+    if not g.is_contiguous():
+        return (g * direction).sum().double()
+    pairs = zip(direction.flatten().split(most), g.flatten().split(most), strict=True)
+    return torch.stack([torch.dot(s.to(part.dtype), part) for s, part in pairs]).sum().double()
 
 
 def add(a: Gradient, b: Gradient) -> Gradient:

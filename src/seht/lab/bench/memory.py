@@ -2,10 +2,10 @@
 
     python -m seht.lab.bench.memory mlp tiny plain hessian/lean
 
-imports torch once and forks a child for each row. The child builds model and data, notes its
-resident memory, runs a plain step and one of the row and reports how far the peak rose above that:
-gradients, momentum, graph, and whatever the engine holds. Allocators keep memory that was freed,
-by chance more or less of it. So glibc's is asked to give every large block back at once
+imports torch once and forks a child for each row. The child notes its resident memory, builds model
+and data, runs a plain step and one of the row and reports how far the peak rose above that:
+weights, gradients, momentum, graph, and whatever the engine holds. Allocators keep memory that was
+freed, by chance more or less of it. So glibc's is asked to give every large block back at once
 (:data:`RETURN_AT_ONCE`), and the peak is what the step held; on other systems expect some noise.
 """
 
@@ -57,8 +57,8 @@ def peak_of(row: Row, case: str, scale: str, checks: bool) -> dict[str, Any]:
     with suppress(Exception):
         for _ in _steps(row, CASES[case].problem("tiny"), checks):
             pass
-    problem = CASES[case].problem(scale)
     watch = Peak()
+    problem = CASES[case].problem(scale)
     return {"row": row.key, **{name: watch.mib() for name in _steps(row, problem, checks)}}
 
 

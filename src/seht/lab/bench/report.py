@@ -43,8 +43,8 @@ momentum), in plain steps of the same model.
   evenly over the order of their first layer, weighted by their probability, and the mean over
   rounds. The row of the plain step shows what two equal things differ by. The engine's own checks
   are not in it; the notes say what they cost.
-- **memory**: the peak above the level at which model and batch are ready, each row in a process of
-  its own; in brackets with one of the engine's checks.
+- **memory**: the peak of model, batch and training step (weights, gradients, momentum, graph), each
+  row in a process of its own; in brackets with one of the engine's checks.
 - **error**: relative L2 distance of the penalty's gradient, over all parameters, from that of the
   same draw on a float64 copy of the model (`kinks="free"`: from that of tr(H), which it is not);
   the median over {error_draws} draws, after {train} steps of training.

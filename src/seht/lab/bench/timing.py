@@ -1,8 +1,9 @@
 """Seconds of a step over those of a plain step, taken in turns.
 
 Every timed step stands between two plain ones, and their mean is what it is divided by: whatever
-else the machine does slows all three. The learning rate is 0: the arithmetic is that of any other,
-and every row works at the same weights.
+else the machine does slows all three. A step of the same kind comes before each, not timed: in
+training, too, a step follows its like, and finds the memory it needs. The learning rate is 0: the
+arithmetic is that of any other, and every row works at the same weights.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import Penalty, Runner
 
 LEAST = 0.03  # seconds; shorter steps are repeated until they take that long
+LONG = 6.0  # plain steps; so long a step hardly gains by one before it
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Clock:
 
     def plain(self) -> float:
         """Seconds of a plain step."""
+        self._once(self._plain, 0)
         return statistics.median(self._once(self._plain, 0) for _ in range(self._repeats))
 
     def seconds(self, runner: Runner, turn: int, repeats: int) -> float:
@@ -84,6 +87,8 @@ class Clock:
         """The same over the plain steps before and after; ``about`` is what to expect."""
         gc.collect()  # graphs of the last row are not this one's to clear away
         before = self.plain()
+        if about < LONG:
+            self._once(runner, runner.plan(turn)[-1][1])
         found = self.seconds(runner, turn, max(1, round(self._repeats / about)))
         around = [before, self.plain()]
         self._plain_seconds += around

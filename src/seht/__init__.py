@@ -15,6 +15,8 @@ from seht.functional import exact_trace, hessian_trace, loss_and_trace
 from seht.guards import PenaltyWarning
 from seht.penalty import HessianTrace, NonFiniteError, StepRecord
 
+from seht import measure  # isort: skip
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "exact_trace",
     "hessian_trace",
     "loss_and_trace",
+    "measure",
     "register_kink",
     "replaying",
 ]

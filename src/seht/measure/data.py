@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ class Batches:
         """How many micro-batches, where that is known."""
         if self._kept is not None:
             return len(self._kept)
-        if self._size is None and self._limit is None and hasattr(self._source, "__len__"):
+        if self._size is None and self._limit is None and isinstance(self._source, Sized):
             return len(self._source)
         return None
 

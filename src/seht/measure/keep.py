@@ -40,8 +40,8 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
                 _restore(p, value)
                 p.requires_grad_(requires_grad)
                 p.grad = grad
-            for grad, value in gradients:
-                _restore(grad, value)
+            for gradient, value in gradients:
+                _restore(gradient, value)
             for holder, name, buffer, value in buffers:
                 holder[name] = buffer
                 if buffer is not None and value is not None:

@@ -5,8 +5,8 @@ r"""The density of the Hessian's eigenvalues, by stochastic Lanczos quadrature.
 
 For each random start :math:`v_k` the Lanczos recurrence gives a tridiagonal matrix, whose
 eigenvalues :math:`\theta_{kj}` are the nodes and the squared first entries of whose eigenvectors,
-:math:`\tau_{kj}^2`, the weights of a Gauss quadrature of :math:`v_k^T f(H) v_k`. Every new vector is
-orthogonalised against all before it, twice: without that rounding makes copies of large
+:math:`\tau_{kj}^2`, the weights of a Gauss quadrature of :math:`v_k^T f(H) v_k`. Every new vector
+is orthogonalised against all before it, twice: without that rounding makes copies of large
 eigenvalues. For drawing, each delta becomes a Gaussian of width ``width``.
 
 Ubaru, Chen and Saad, SIAM J. Matrix Anal. 38 (2017); Ghorbani, Krishnan and Xiao, arXiv 1901.10159.

@@ -21,8 +21,11 @@ from seht.measure.keep import unit_normal
 from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
+from seht.measure.quadrature import lanczos
 from seht.measure.results import plain
 
+_LOOK = 8
+"""Lanczos steps for a first look at the size of the spectrum."""
 _DENSE = 60
 """Up to so many weights the whole matrix is made: ARPACK needs room."""
 
@@ -84,7 +87,7 @@ def eigenvalues(
         largest: how many at the upper end.
         smallest: how many at the lower end.
         curvature: ``"hessian"``, or ``"ggn"``.
-        tol: relative accuracy asked of ARPACK.
+        tol: the accuracy asked of ARPACK, relative to the size of the spectrum.
         max_products: give up after so many products at each end, with ``converged`` False.
         vectors: return the eigenvectors, too.
         seed: of the start vector.
@@ -113,8 +116,12 @@ def eigenvalues(
             if product.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
                 pairs, converged = _dense(product, largest, smallest, reporter)
             else:
-                top, whole = _arpack(product, largest, "LA", start, tol, max_products, reporter)
-                low, both = _arpack(product, smallest, "SA", start, tol, max_products, reporter)
+                # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the
+                # size of the spectrum it is relative to that.
+                scale = float(lanczos(product, start, _LOOK)[0].abs().max())
+                rest = (start, tol, max_products, reporter)
+                top, whole = _arpack(product, largest, "LA", scale, *rest)
+                low, both = _arpack(product, smallest, "SA", -scale, *rest)
                 pairs, converged = (top, low), whole and both
             measured = [
                 [(value, float((product(v) - value * v).norm()), v) for value, v in end]
@@ -163,6 +170,7 @@ def _arpack(
     product: Product,
     count: int,
     which: str,
+    shift: float,
     start: Tensor,
     tol: float,
     most: int,
@@ -172,30 +180,24 @@ def _arpack(
         return [], True
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-    begun = product.count
-
     def matvec(vector: Any) -> Any:
-        if product.count - begun >= most:
-            raise _Enough
-        found = product(torch.from_numpy(vector.reshape(-1).copy()))
+        v = torch.from_numpy(vector.reshape(-1).copy())
+        found = product(v) + shift * v
         reporter(product.count)
         return found.numpy()
 
     size = product.size
     operator = LinearOperator((size, size), matvec=matvec, dtype="float64")
     basis = min(size - 1, max(2 * count + 1, 20))
+    restarts = max(1, (most - basis) // (basis - count))
     try:
         values, columns = eigsh(
-            operator, k=count, which=which, v0=start.numpy(), tol=tol, ncv=basis, maxiter=most
+            operator, k=count, which=which, v0=start.numpy(), tol=tol, ncv=basis, maxiter=restarts
         )
         converged = True
     except ArpackNoConvergence as error:
         values, columns, converged = error.eigenvalues, error.eigenvectors, False
-    except _Enough:
-        return [], False
-    pairs = [(float(v), torch.from_numpy(columns[:, i].copy())) for i, v in enumerate(values)]
+    pairs = [
+        (float(v) - shift, torch.from_numpy(columns[:, i].copy())) for i, v in enumerate(values)
+    ]
     return pairs, converged
-
-
-class _Enough(Exception):
-    """The products are used up."""

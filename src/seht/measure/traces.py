@@ -64,7 +64,7 @@ def trace(
 
     Args:
         model: the module; its weights are float32 or float64.
-        loss_fn: ``loss_fn(model, batch)`` returns the *mean* loss of the batch (or ``(loss, aux)``).
+        loss_fn: ``loss_fn(model, batch)`` returns the *mean* loss of the batch, or ``(loss, aux)``.
         data: a tensor, or a tuple, list, dictionary or dataclass of tensors (one batch); a data
             set; or any other iterable of batches, each weighted by its number of examples.
         tol: go on until the standard error is this share of the estimate.

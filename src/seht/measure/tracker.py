@@ -64,8 +64,8 @@ class Tracker:
         data: what is measured on, fixed: a batch, a data set or an iterable that can be read again.
         every: measure each n-th step.
         budget: or within this share of the time; give one of the two.
-        log: TensorBoard's ``SummaryWriter`` (anything with ``add_scalar``), or a function that takes
-            the step and a dictionary of values; ``None`` keeps the history only.
+        log: TensorBoard's ``SummaryWriter`` (anything with ``add_scalar``), or a function that
+            takes the step and a dictionary of values; ``None`` keeps the history only.
         prefix: put before each name.
         mode: ``"eval"``, or ``"as-is"``.
         options: for :func:`seht.measure.trace`: ``probes``, ``tol``, ``per_layer``, ``limit`` ...

@@ -241,7 +241,8 @@ class _Inputs:
         self.layer, self.longest = layer, 0.0
 
     def __enter__(self) -> _Inputs:
-        self._handle = self.layer and self.layer.register_forward_pre_hook(self._see)
+        layer = self.layer
+        self._handle = None if layer is None else layer.register_forward_pre_hook(self._see)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -36,12 +36,12 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
             yield
     finally:
         with uninterrupted(), torch.no_grad():
-            for p, value, requires_grad, grad in parameters:
+            for p, value, requires_grad, own in parameters:
                 _restore(p, value)
                 p.requires_grad_(requires_grad)
-                p.grad = grad
-            for gradient, value in gradients:
-                _restore(gradient, value)
+                p.grad = own
+            for kept, value in gradients:
+                _restore(kept, value)
             for holder, name, buffer, value in buffers:
                 holder[name] = buffer
                 if buffer is not None and value is not None:

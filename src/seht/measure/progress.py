@@ -46,6 +46,11 @@ class Reporter:
         self._written = False
 
     @property
+    def on(self) -> bool:
+        """Whether anybody listens."""
+        return self._report is not None
+
+    @property
     def seconds(self) -> float:
         """Since the start."""
         return time.perf_counter() - self._start

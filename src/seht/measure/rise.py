@@ -7,8 +7,8 @@ signs, so that the gradient's part cancels.
 
 *Adversarial*: :math:`\max_{|d| \le \rho} L(w + d) - L(w)`, from below: projected gradient ascent
 that starts with SAM's step :math:`\rho\,g / |g|` (Foret et al., arXiv 2010.01412) and keeps the
-best point seen. A maximum that a search finds is a lower bound of the true one; ``gain`` says how much
-the last steps still added.
+best point seen. A maximum that a search finds is a lower bound of the true one; ``gain`` says how
+much the last steps still added.
 """
 
 from __future__ import annotations

@@ -99,17 +99,19 @@ def student(level: float, dof: float) -> float:
     if not dof >= 1:
         return math.nan
     norm = math.sqrt(math.pi) * math.exp(math.lgamma(dof / 2) - math.lgamma((dof + 1) / 2))
+    root, steps = math.sqrt(dof), 400
 
-    def inside(t: float) -> float:
-        width, steps = math.atan(t / math.sqrt(dof)), 400
-        values = [math.cos(width * i / steps) ** (dof - 1) for i in range(steps + 1)]
+    def inside(angle: float) -> float:
+        values = [math.cos(angle * i / steps) ** (dof - 1) for i in range(steps + 1)]
         inner = 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2])
-        return 2 * (values[0] + inner + values[-1]) * width / steps / 3 / norm
+        return 2 * (values[0] + inner + values[-1]) * angle / steps / 3 / norm
 
-    low, high = 0.0, 1.0
-    while inside(high) < level:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < level else (low, middle)
-    return (low + high) / 2
+    # Newton's method from the left of a root of a concave function: it never goes past it.
+    t = 0.0
+    for _ in range(100):
+        angle = math.atan(t / root)
+        step = (level - inside(angle)) * norm * root / 2 / math.cos(angle) ** (dof + 1)
+        t += step
+        if abs(step) <= 1e-10 * t:
+            break
+    return t

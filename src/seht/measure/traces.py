@@ -148,10 +148,11 @@ class _Run:
                 self.found = part
             self.visits.append(Visit(self.readings, count, part.values.cpu()))
             samples, loss = samples + count, loss + count * part.loss
-            pooled = pool(self.visits)
-            self.reporter(
-                place + 1, total, float(pooled.mean[0]), math.sqrt(float(pooled.variance[0]))
-            )
+            if self.reporter.on:
+                pooled = pool(self.visits)
+                self.reporter(
+                    place + 1, total, float(pooled.mean[0]), math.sqrt(float(pooled.variance[0]))
+                )
         if not samples:
             raise empty()
         self.readings, self.probes, self.samples = self.readings + 1, self.probes + probes, samples

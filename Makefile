@@ -20,14 +20,19 @@ PINS        := pyproject.toml constraints.txt
 # One thread per test process: the tensors are small, and the processes already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 
+# Any Chromium or Chrome will do; to install Debian's one has to be root, or may become it.
+CHROMIUM := command -v chromium || command -v chromium-browser || command -v google-chrome
+CHROMIUM := { $(CHROMIUM); } >/dev/null
+ROOT     := $(shell test "$$(id -u)" = 0 || echo sudo)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all lint format bench clean
+.PHONY: help setup demo test test-all test-browser lint format bench clean
 
 help: ## print this list
 	@echo "Targets:"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
-	  while IFS='|' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	  while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 # The last file `venv` writes that we need: missing if the machine's Python comes without ensurepip.
 $(VENV)/bin/pip:
@@ -53,10 +58,16 @@ demo: $(DEMO_STAMP) ## train on scikit-learn's digits with and without the penal
 	@$(PY) -m seht.lab.demo
 
 test: lint ## set-up, linters, types and the fast tests (minutes)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not browser"
 
 test-all: lint ## the same with the long tests (under an hour)
-	SEHT_TESTS=all $(PYTEST)
+	SEHT_TESTS=all $(PYTEST) -m "not browser"
+
+test-browser: $(SETUP_STAMP) ## the report's page in headless Chromium (installs Debian's where there is none)
+	@$(CHROMIUM) || { echo "Installing chromium ..."; $(ROOT) apt-get -qq update && \
+	  $(ROOT) apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
+	  { echo "no Chromium: install it or Chrome, and try again" >&2; exit 1; }
+	$(PYTEST) -m browser
 
 lint: $(SETUP_STAMP) ## ruff and mypy, changing nothing
 	$(PY) -m ruff check .

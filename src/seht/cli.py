@@ -23,6 +23,7 @@ examples:
   seht check train:example --json   the same for a program
   seht check --help                 what `example` has to return
   seht bench --fast                 what each estimator costs on this machine
+  seht report DIR                   the table and the page of a comparison, made again
 """
 CHECK = """\
 Compare each engine's Hessian-trace penalty with differences of ordinary gradients, on a float64
@@ -48,6 +49,10 @@ BENCH = """\
 Time, peak memory, error and variance of every estimator and engine beside a plain training step and
 its rivals, on a ResNet-18, a Wide ResNet, an LSTM, a GPT and an MLP. Prints a Markdown report;
 progress goes to standard error. Leave the machine alone while it runs.
+"""
+REPORT = """\
+Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
+print the table. Also works while a comparison is running: what is not done yet is listed as such.
 """
 
 
@@ -181,6 +186,34 @@ def run_bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# --- seht report ------------------------------------------------------------------------------
+
+
+def add_report(commands: Any) -> None:
+    """``seht report DIR``."""
+    parser = commands.add_parser(
+        "report",
+        help="the table and the page of a comparison",
+        description=REPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the files, print the table and where the page is."""
+    from seht.lab import report
+
+    try:
+        files = report.write(arguments.directory)
+        report.show(arguments.directory)
+    except report.ReportError as error:
+        raise UsageError(str(error)) from error
+    print(files["report.html"])
+    return 0
+
+
 # --- shared by commands -----------------------------------------------------------------------
 
 
@@ -249,7 +282,7 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-COMMANDS: tuple[Callable[[Any], None], ...] = (add_check, add_bench)
+COMMANDS: tuple[Callable[[Any], None], ...] = (add_check, add_bench, add_report)
 """Every command's function; a new one is added here."""
 
 

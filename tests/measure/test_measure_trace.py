@@ -75,7 +75,7 @@ def test_to_a_tolerance(problem, curvature):
 
 
 def test_a_tolerance_out_of_reach_is_told(monkeypatch):
-    """Linear in each layer: the Hessian has no diagonal, so the trace is 0 and every probe noise."""
+    """Linear in each layer: the Hessian has no diagonal, the trace is 0 and every probe noise."""
     monkeypatch.setattr("seht.measure.traces._MOST_PROBES", 60)
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False)).double()
     result = measure.trace(model, lambda m, x: m(x).mean(), torch.randn(4, 3).double(), tol=0.1)

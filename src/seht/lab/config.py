@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+IMAGES = ("cifar10", "cifar100", "digits")
+TEXTS = ("wikitext2", "pydocs")
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -16,12 +19,15 @@ class DataConfig:
     name: str
     """cifar10, cifar100, digits (images); wikitext2, pydocs (text)."""
     size: int | None = None
-    """Keep so many training examples, drawn with the run's seed; ``None``: all of them."""
+    """Keep so many training images, drawn with the run's seed, or the first so many tokens of a
+    text; ``None``: all of them."""
     validation: int = 0
-    """Examples held out of the training data; for text with a split of its own it does nothing."""
+    """Images held out of the training data, drawn with the seed; texts have a split of their own.
+    With 0 nothing can be chosen on the validation split."""
     crop: int = 0
     """Random crop after padding by so many pixels."""
     flip: bool = False
+    """Mirror half of the images, drawn anew each epoch."""
     bptt: int = 35
     """Text: how many tokens a batch is long."""
     vocabulary: int | None = None
@@ -35,15 +41,25 @@ class ModelConfig:
     name: str
     """resnet18, wrn, cnn (images); lstm, gru (text)."""
     width: int = 64
+    """Channels of the first layer; a Wide ResNet's usual one is 16."""
     depth: int = 28
+    """Wide ResNet: 6n + 4 layers."""
     factor: int = 10
+    """Wide ResNet: how many times as wide."""
     norm: str = "batch"
+    """batch, group, or none (which only the cnn trains well without)."""
     dropout: float = 0.0
+    """Between the convolutions of a block, before the cnn's last layer, between layers of text."""
     embedding: int = 512
+    """Text: numbers that stand for a word."""
     hidden: int = 512
+    """Text: units of a recurrent layer."""
     layers: int = 2
+    """Text: recurrent layers."""
     init: float = 0.1
+    """Text: parameters start uniform between minus and plus this."""
     init_all: bool = True
+    """Text: all of them, as the paper says; false: embedding and decoder only, as is usual."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +67,18 @@ class OptimConfig:
     """SGD and its schedule."""
 
     lr: float
+    """The learning rate at the start."""
     momentum: float = 0.9
+    """0 for none."""
     weight_decay: float = 5e-4
+    """What the methods weight-decay and none are about; the others keep it."""
     schedule: str = "cosine"
     """cosine (to 0, per epoch), steps (times gamma at the milestones), plateau (divided by
     ``1 / gamma`` when the validation loss is not a new best), constant."""
     milestones: tuple[int, ...] = ()
+    """Epochs, for steps."""
     gamma: float = 0.1
+    """Factor on the learning rate, for steps and plateau."""
     clip: float | None = None
     """Largest norm of the gradient."""
 
@@ -71,8 +92,11 @@ class Recipe:
     model: ModelConfig
     optim: OptimConfig
     batch: int
+    """Images of a step, or parallel streams of text."""
     epochs: int
+    """Times through the training data."""
     eval_batch: int = 500
+    """The same when nothing is trained."""
     threads: int = 2
     """Part of the recipe: another number of threads gives other rounding, so another run."""
     precision: str = "32-true"
@@ -85,4 +109,4 @@ class Recipe:
     @property
     def task(self) -> str:
         """``image`` (classification) or ``text`` (language modelling)."""
-        return "text" if self.data.name in ("wikitext2", "pydocs") else "image"
+        return "text" if self.data.name in TEXTS else "image"

@@ -42,10 +42,10 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
                 p.grad = own
             for kept, value in gradients:
                 _restore(kept, value)
-            for holder, name, buffer, value in buffers:
+            for holder, name, buffer, held in buffers:
                 holder[name] = buffer
-                if buffer is not None and value is not None:
-                    _restore(buffer, value)
+                if buffer is not None and held is not None:
+                    _restore(buffer, held)
             for module, training in modes:
                 module.training = training
 

@@ -113,8 +113,8 @@ def bound(
     reporter = Reporter(progress, "bound")
     sums = _Sums()
     with measuring(
-        model, loss_fn, data, params=lambda name, tensor: True, boundary=boundary, micro_batch=micro_batch,
-        batch_dim=batch_dim, limit=limit, seed=seed,
+        model, loss_fn, data, params=lambda name, tensor: True, boundary=boundary,
+        micro_batch=micro_batch, batch_dim=batch_dim, limit=limit, seed=seed,
     ) as (problem, batches):  # fmt: skip
         layer = _only_linear(model)
         try:

@@ -1,0 +1,55 @@
+"""The data of the experiments: everything in memory, batches made of tensor operations.
+
+data = load(recipe, seed=0)
+for batch in data.train_batches(epoch=0): ...
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+from seht.lab.config import Recipe
+from seht.lab.data.files import DataError
+from seht.lab.methods.base import Batch
+
+__all__ = ["Data", "DataError", "load"]
+
+
+class Data(Protocol):
+    """What the loop and the models need to know of data, images or text."""
+
+    classes: int
+    """Of images, or the number of words."""
+    example: tuple[int, int, int] | None
+    """Channels, height and width; ``None`` for text."""
+    steps_per_epoch: int
+
+    def train_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """An epoch's batches; order and augmentation depend on (seed, epoch) and nothing else.
+
+        With ``start``, those from that step on. The hidden state of text is the loop's to fill in.
+        """
+
+    def eval_batches(self, split: str, limit: int | None = None) -> Iterator[Batch]:
+        """``"train"``, ``"valid"`` or ``"test"`` in its fixed order, not augmented.
+
+        ``limit``: at most so many images; or text up to the stretch that reaches so many tokens.
+        With ``data.validation`` 0 the validation split of images is empty.
+        """
+
+
+def load(
+    recipe: Recipe,
+    seed: int,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+) -> Data:
+    """The data of a run; files are found or fetched, and verified, by :mod:`.files`."""
+    from seht.lab.data import images, text
+
+    if recipe.task == "text":
+        return text.Text(text.corpus(recipe.data, data_dir), recipe, device)
+    return images.Images(images.pictures(recipe.data.name, data_dir), recipe, seed, device)

@@ -1,0 +1,266 @@
+"""A recipe's fields by dotted names: listed, changed from text, written and read back.
+
+override(recipe("digits"), {"epochs": "3", "model.width": "8", "settings.seht-d.weight": "0.1"})
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from seht.estimators import unknown
+from seht.lab import config
+from seht.lab.config import Recipe
+
+# Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
+_OURS = {"threads", "precision", "eval_batch", "data.validation"}
+_FIXED = ("name", "paper", "settings")  # settings are fields below, one for each option
+
+
+class Field(NamedTuple):
+    """One thing about a recipe that can be changed."""
+
+    name: str
+    """Dotted, such as ``model.width``."""
+    type: str
+    """In words, such as ``int`` or ``int or none``."""
+    value: Any
+    help: str
+
+
+def fields(recipe: Recipe) -> list[Field]:
+    """Every field of a recipe, and the settings it has for methods."""
+    found = [
+        Field(name, _words(hint), value, _help(type(owner).__name__).get(name.split(".")[-1], ""))
+        for name, (owner, hint, value) in _leaves(recipe).items()
+    ]
+    for method, options in recipe.settings.items():
+        for option, value in options.items():
+            name, help = f"settings.{method}.{option}", f"Option of {method} in this recipe."
+            found.append(Field(name, type(value).__name__, value, help))
+    return found
+
+
+def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+    """The recipe with these fields changed; values are text, as on the command line.
+
+    The options of methods are ``settings.METHOD.OPTION``. What is no longer the paper's experiment
+    loses its place beside the paper's figures.
+    """
+    known = _leaves(recipe)
+    values = to_dict(recipe)
+    changed = set()
+    for name, text in changes.items():
+        if name.startswith("settings."):
+            method, dot, option = name.removeprefix("settings.").rpartition(".")
+            if not (dot and method and option):
+                raise ValueError(f"{name!r} is not settings.METHOD.OPTION")
+            value = _literal(text)
+            before = values["settings"].setdefault(method, {})
+            if before.get(option) != value:
+                changed.add(name)
+            before[option] = value
+            continue
+        if name not in known:
+            raise ValueError(unknown("field", name, [*known, "settings.METHOD.OPTION"]))
+        value = _parsed(name, known[name][1], text)
+        if value != known[name][2]:
+            changed.add(name)
+        part, _, leaf = name.rpartition(".")
+        (values[part] if part else values)[leaf] = value
+    if changed - _OURS:
+        values["paper"] = None
+    return from_dict(values)
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Plain values, for JSON; :func:`from_dict` is the inverse."""
+    values = dataclasses.asdict(recipe)
+    values["optim"]["milestones"] = list(values["optim"]["milestones"])
+    return values
+
+
+def from_dict(values: Mapping[str, Any]) -> Recipe:
+    """A recipe from plain values; what makes no sense is a :class:`ValueError` in one line."""
+    recipe = _made(Recipe, values, "")
+    assert isinstance(recipe, Recipe)
+    check(recipe)
+    return recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Raise if the recipe cannot be trained."""
+    data, model, optim = recipe.data, recipe.model, recipe.optim
+    _one_of("data.name", data.name, (*config.IMAGES, *config.TEXTS))
+    _one_of("model.name", model.name, _MODELS[recipe.task])
+    _one_of("model.norm", model.norm, ("batch", "group", "none"))
+    _one_of("optim.schedule", optim.schedule, ("cosine", "steps", "plateau", "constant"))
+    at_least = {
+        "batch": (recipe.batch, 1),
+        "epochs": (recipe.epochs, 1),
+        "eval_batch": (recipe.eval_batch, 1),
+        "threads": (recipe.threads, 1),
+        "data.size": (data.size, 1),
+        "data.validation": (data.validation, 0),
+        "data.crop": (data.crop, 0),
+        "data.bptt": (data.bptt, 1),
+        "data.vocabulary": (data.vocabulary, 2),
+        "model.width": (model.width, 1),
+        "model.depth": (model.depth, 10),
+        "model.factor": (model.factor, 1),
+        "model.dropout": (model.dropout, 0),
+        "model.embedding": (model.embedding, 1),
+        "model.hidden": (model.hidden, 1),
+        "model.layers": (model.layers, 1),
+        "model.init": (model.init, 0),
+        "optim.lr": (optim.lr, 0),
+        "optim.momentum": (optim.momentum, 0),
+        "optim.weight_decay": (optim.weight_decay, 0),
+        "optim.gamma": (optim.gamma, 0),
+        "optim.clip": (optim.clip, 0),
+    }
+    for name, (value, least) in at_least.items():
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
+    if model.dropout >= 1:
+        raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
+    if model.name == "wrn" and (model.depth - 4) % 6:
+        raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
+
+
+_MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru")}
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(unknown(name, value, known))
+
+
+# --- types ------------------------------------------------------------------------------------
+
+
+def _leaves(recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
+    """Owner, type and value of every field by its dotted name."""
+    found: dict[str, tuple[Any, Any, Any]] = {}
+    for name, hint in typing.get_type_hints(Recipe).items():
+        value = getattr(recipe, name)
+        if dataclasses.is_dataclass(value):
+            for leaf, kind in typing.get_type_hints(type(value)).items():
+                found[f"{name}.{leaf}"] = (value, kind, getattr(value, leaf))
+        elif name not in _FIXED:
+            found[name] = (recipe, hint, value)
+    return found
+
+
+def _made(kind: type[Any], values: Any, prefix: str) -> Any:
+    """A dataclass from a mapping, and those inside it."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a recipe's {prefix.rstrip('.') or 'content'} must be a mapping")
+    hints = typing.get_type_hints(kind)
+    if strange := sorted(set(values) - set(hints)):
+        raise ValueError(unknown("field", prefix + strange[0], [prefix + name for name in hints]))
+    made = {}
+    for field in dataclasses.fields(kind):
+        name, hint = field.name, hints[field.name]
+        if name in values:
+            inner = dataclasses.is_dataclass(hint) and isinstance(hint, type)
+            make = _made if inner else _checked
+            made[name] = make(hint, values[name], f"{prefix}{name}{'.' if inner else ''}")
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"a recipe needs {prefix}{name}")
+    return kind(**made)
+
+
+def _checked(hint: Any, value: Any, name: str) -> Any:
+    """A value as its field wants it: an int may stand for a float, a list for a tuple."""
+    kind, optional = _kind(hint)
+    if optional and value is None:
+        return None
+    if kind is tuple and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+        return tuple(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is dict and isinstance(value, Mapping) and all(map(_is_mapping, value.values())):
+        return {key: dict(options) for key, options in value.items()}
+    if type(value) is not kind:
+        raise ValueError(f"{name} must be {_words(hint)}, not {value!r}")
+    return value
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _parsed(name: str, hint: Any, text: str) -> Any:
+    """A field's value from text."""
+    kind, optional = _kind(hint)
+    word = text.strip()
+    if optional and word.lower() == "none":
+        return None
+    try:
+        if kind is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                word.lower()
+            ]
+        if kind is tuple:
+            return [int(part) for part in word.split(",") if part.strip()]
+        return kind(word)
+    except (ValueError, KeyError):
+        raise ValueError(f"{name} must be {_words(hint)}, not {text!r}") from None
+
+
+def _literal(text: str) -> Any:
+    """The value of an option, whose type only its method knows: a number, a truth value, a word."""
+    if (word := text.strip()).lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[word.lower()]
+    try:
+        value = ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+    return value if isinstance(value, (int, float)) else word
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """The plain type of an annotation, and whether it may be ``None``."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = (option for option in options if option is not type(None))
+    return typing.get_origin(kind) or kind, type(None) in options
+
+
+def _words(hint: Any) -> str:
+    kind, optional = _kind(hint)
+    words: dict[Any, str] = {
+        bool: "true or false",
+        dict: "options by method",
+        float: "a number",
+        int: "a whole number",
+        str: "a word",
+        tuple: "whole numbers with commas",
+    }
+    return words[kind] + (" or none" if optional else "")
+
+
+@functools.cache
+def _help(kind: str) -> dict[str, str]:
+    """The strings below the fields of a dataclass in :mod:`seht.lab.config`."""
+    found: dict[str, str] = {}
+    tree = ast.parse(inspect.getsource(config))
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind)
+    for field, after in itertools.pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            text = " ".join(str(after.value.value).split()).replace("``", "")
+            found[field.target.id] = text
+    return found

@@ -1,0 +1,79 @@
+"""The networks of the experiments: ResNet-18, Wide ResNet, a small CNN, LSTM, GRU, GPT and MLP.
+
+Image models take ``(batch, channels, height, width)`` and return logits. Language models take
+tokens ``(time, batch)`` and return ``(logits, hidden)``, logits ``(time, batch, vocabulary)``.
+:func:`build` makes the network of a recipe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from seht.estimators import unknown
+from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
+from seht.lab.models.images import resnet18 as resnet18
+from seht.lab.models.mlp import MLP
+from seht.lab.models.parts import ACTIVATIONS, NORMS
+from seht.lab.models.text import GPT, GPTBlock, RecurrentLM
+
+if TYPE_CHECKING:
+    from seht.lab.config import ModelConfig
+    from seht.lab.data import Data
+
+__all__ = [
+    "ACTIVATIONS",
+    "CNN",
+    "GPT",
+    "IMAGE",
+    "MLP",
+    "NORMS",
+    "TEXT",
+    "BasicBlock",
+    "GPTBlock",
+    "RecurrentLM",
+    "ResNet",
+    "SmallBlock",
+    "WideBlock",
+    "WideResNet",
+    "build",
+    "resnet18",
+]
+
+IMAGE = ("resnet18", "wrn", "cnn")
+TEXT = ("lstm", "gru")
+
+
+def build(config: ModelConfig, data: Data) -> nn.Module:
+    """The network of a recipe, for this data's classes and shape.
+
+    Its weights are drawn from torch's global random state: seed it before. That the network fits
+    the data at all is checked with the recipe.
+    """
+    if config.name in TEXT:
+        return RecurrentLM(
+            config.name,
+            vocabulary=data.classes,
+            embedding=config.embedding,
+            hidden=config.hidden,
+            layers=config.layers,
+            dropout=config.dropout,
+            init=config.init,
+            init_all=config.init_all,
+        )
+    if config.name not in IMAGE or data.example is None:
+        raise ValueError(unknown("model", config.name, TEXT if data.example is None else IMAGE))
+    channels, height, _ = data.example
+    options: dict[str, Any] = {
+        "classes": data.classes,
+        "channels": channels,
+        "width": config.width,
+        "dropout": config.dropout,
+        "norm": config.norm,
+    }
+    if config.name == "resnet18":
+        return resnet18(**options)
+    if config.name == "wrn":
+        return WideResNet(config.depth, config.factor, **options)
+    return CNN(size=height, **options)

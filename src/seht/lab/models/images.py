@@ -1,0 +1,195 @@
+"""The convolutional networks: ResNet-18, Wide ResNet, and a small one for 8x8 images.
+
+They take ``(batch, channels, height, width)`` and return logits. In each of them ``layers`` is
+everything between the stem and the head, so that its output is the last feature map.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from seht.lab.models.parts import activated, conv, normed
+
+# --- ResNet-18 --------------------------------------------------------------------------------
+
+
+class BasicBlock(nn.Module):
+    """conv, norm, activation, (dropout,) conv, norm, plus the shortcut; then the activation."""
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, dropout: float, norm: str, activation: str
+    ) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv(inputs, outputs, 3, stride), normed(norm, outputs)
+        self.conv2, self.norm2 = conv(outputs, outputs, 3), normed(norm, outputs)
+        self.act = activated(activation)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), normed(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output, after the activation."""
+        y = self.dropout(self.act(self.norm1(self.conv1(x))))
+        return self.act(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A ResNet with a CIFAR stem (3x3, stride 1, no pooling); ``width`` 64 is the usual one.
+
+    ``dropout`` goes where Wide ResNets have it; the usual ResNet-18 has none.
+    """
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        *,
+        classes: int = 10,
+        width: int = 64,
+        dropout: float = 0.0,
+        norm: str = "batch",
+        activation: str = "relu",
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv(channels, width, 3), normed(norm, width)
+        self.act = activated(activation)
+        self.layers, inputs = nn.Sequential(), width
+        for i, count in enumerate(blocks):
+            layer, outputs = nn.Sequential(), width * 2**i
+            for j in range(count):
+                stride = 2 if i > 0 and j == 0 else 1
+                layer.append(BasicBlock(inputs, outputs, stride, dropout, norm, activation))
+                inputs = outputs
+            self.layers.append(layer)
+        self.linear = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        x = self.layers(self.act(self.norm1(self.conv1(x))))
+        return self.linear(x.mean((2, 3)))
+
+
+def resnet18(**options: Any) -> ResNet:
+    """ResNet-18: four layers of two blocks; 11,173,962 parameters with 10 classes."""
+    return ResNet((2, 2, 2, 2), **options)
+
+
+# --- Wide ResNet ------------------------------------------------------------------------------
+
+
+class WideBlock(nn.Module):
+    """norm, activation, conv, norm, activation, dropout, conv, plus the shortcut."""
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, dropout: float, norm: str, activation: str
+    ) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = normed(norm, inputs), conv(inputs, outputs, 3, stride)
+        self.norm2, self.conv2 = normed(norm, outputs), conv(outputs, outputs, 3)
+        self.act, self.dropout = activated(activation), nn.Dropout(dropout)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = None if same else conv(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output, before the next block's norm and activation."""
+        y = self.act(self.norm1(x))
+        # As in the original: a projection sees the activated input, an identity the raw one.
+        skip = x if self.shortcut is None else self.shortcut(y)
+        y = self.act(self.norm2(self.conv1(y)))
+        return self.conv2(self.dropout(y)) + skip
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-factor, pre-activation; WRN-28-10 has 36,536,884 parameters with 100 classes."""
+
+    def __init__(
+        self,
+        depth: int = 28,
+        factor: int = 10,
+        *,
+        classes: int = 100,
+        dropout: float = 0.0,
+        width: int = 16,
+        norm: str = "batch",
+        activation: str = "relu",
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        count, rest = divmod(depth - 4, 6)
+        if rest or count < 1:
+            raise ValueError(
+                f"the depth of a Wide ResNet is 6n + 4 (10, 16, 22, 28 ...), not {depth}"
+            )
+        self.conv1 = conv(channels, width, 3)
+        self.layers, inputs = nn.Sequential(), width
+        for i in range(3):
+            layer, outputs = nn.Sequential(), width * factor * 2**i
+            for j in range(count):
+                stride = 2 if i > 0 and j == 0 else 1
+                layer.append(WideBlock(inputs, outputs, stride, dropout, norm, activation))
+                inputs = outputs
+            self.layers.append(layer)
+        self.norm, self.act = normed(norm, inputs), activated(activation)
+        self.linear = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        x = self.act(self.norm(self.layers(self.conv1(x))))
+        return self.linear(x.mean((2, 3)))
+
+
+# --- a small network for small images ---------------------------------------------------------
+
+
+class CNN(nn.Module):
+    """Two times convolution, norm, activation and pooling, then a linear layer.
+
+    With ``width`` 16 and no norm it has 6,090 numbers on 8x8 images: trained in a second, and more
+    than a few hundred images can pin down.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int = 10,
+        width: int = 16,
+        dropout: float = 0.0,
+        norm: str = "none",
+        activation: str = "relu",
+        channels: int = 1,
+        size: int = 8,
+    ) -> None:
+        super().__init__()
+        if size % 4:
+            raise ValueError(f"the cnn halves its images twice: {size} is not a multiple of 4")
+        self.layers = nn.Sequential(
+            SmallBlock(channels, width, norm, activation),
+            SmallBlock(width, 2 * width, norm, activation),
+        )
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.linear = nn.Linear(2 * width * (size // 4) ** 2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        return self.linear(self.dropout(self.layers(x).flatten(1)))
+
+
+class SmallBlock(nn.Module):
+    """conv, norm, activation, and the maximum of each 2x2 square."""
+
+    def __init__(self, inputs: int, outputs: int, norm: str, activation: str) -> None:
+        super().__init__()
+        # A norm would take the bias away again.
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=norm == "none")
+        self.norm, self.act, self.pool = (
+            normed(norm, outputs),
+            activated(activation),
+            nn.MaxPool2d(2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output, half as high and wide."""
+        return self.pool(self.act(self.norm(self.conv(x))))

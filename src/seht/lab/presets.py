@@ -1,0 +1,179 @@
+"""The paper's tables and grids: a recipe, and the methods to compare on it.
+
+    preset("table1")               # on the paper's recipe
+    preset("table1", small=True)   # the same rows on its small one
+
+A row is a method as text; where a grid is over something of the recipe, it says what it changes.
+Weights a row does not give are the recipe's, which are those the paper selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seht.estimators import unknown
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method, and what is changed of the recipe for it (as ``recipes.override`` takes it)."""
+
+    method: str
+    changes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What one comparison is made of; its first row is the baseline."""
+
+    name: str
+    recipe: str
+    rows: tuple[Row, ...]
+    help: str
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods of the rows, each once."""
+        return list(dict.fromkeys(row.method for row in self.rows))
+
+
+def preset(name: str, small: bool = False) -> Preset:
+    """The preset of this name; ``small``: on the ``-small`` recipe of its experiment."""
+    if name not in PRESETS:
+        raise ValueError(unknown("preset", name, PRESETS))
+    found = PRESETS[name]
+    if not small:
+        return found
+    return Preset(found.name, f"{found.recipe}-small", found.rows, found.help)
+
+
+# --- the tables -------------------------------------------------------------------------------
+
+TABLE1 = (
+    "weight-decay",
+    "jacobian(weight=0.01,projections=1)",
+    "dropblock(block=7,keep=0.9)",
+    "confidence-penalty(weight=0.001)",
+    "label-smoothing(weight=0.01)",
+    "cutout(size=16)",
+    "mixup(alpha=1.0)",
+    "none",
+    "htr-middle(weight=1e-05)",
+    "lookahead(k=5,alpha=0.8)",
+    "seht-d(weight=0.001,probes=1,prob=0.01)",
+    "seht-d(weight=0.001,probes=10,prob=0.01)",
+    "seht-d(weight=0.001,probes=10,prob=0.05)",
+    "seht-h(weight=0.001,probes=5)",
+)
+"""MM + FRL, the one row that is missing, can only be quoted: its code is not public."""
+TABLE2 = (
+    "weight-decay",
+    "confidence-penalty(weight=0.1)",
+    "label-smoothing(weight=0.1)",
+    "cutout(size=8)",
+    "mixup(alpha=1.0)",
+    "seht-d(weight=0.1,probes=1,prob=0.01)",
+    "seht-d(weight=0.1,probes=1,prob=0.05)",
+)
+TABLE3 = (
+    "weight-decay",
+    "confidence-penalty(weight=0.01)",
+    "label-smoothing(weight=0.01)",
+    "seht-d(weight=0.01,probes=1,prob=0.05)",
+)
+TABLE4 = (
+    "weight-decay",
+    "confidence-penalty(weight=0.005)",
+    "label-smoothing(weight=0.05)",
+    "seht-d(weight=0.001,probes=1,prob=0.01)",
+)
+FIGURE1 = (
+    "weight-decay",
+    "confidence-penalty(weight=0.001)",
+    "label-smoothing(weight=0.01)",
+    "seht-d(weight=0.001,probes=10,prob=0.05)",
+    "seht-h(weight=0.001,probes=5)",
+)
+
+# --- the grids --------------------------------------------------------------------------------
+
+DECADES = ("0.0001", "0.001", "0.01", "0.1")
+HALVES = ("0.001", "0.005", "0.01", "0.05", "0.1")
+PROBES, PROBS = (1, 5, 10), ("0.01", "0.05")
+RATES = ("0.001", "0.01", "0.1", "0.5", "1", "10", "20", "40")
+DROPOUTS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5")
+
+
+def _weights(**grids: Sequence[str]) -> list[str]:
+    """The baseline, and each method with each weight."""
+    return [
+        "weight-decay",
+        *(f"{m.replace('_', '-')}(weight={w})" for m, grid in grids.items() for w in grid),
+    ]
+
+
+def _rows(methods: Sequence[str]) -> tuple[Row, ...]:
+    return tuple(map(Row, methods))
+
+
+def _over(field: str, values: Sequence[str]) -> tuple[Row, ...]:
+    """The baseline with each value of a field of the recipe."""
+    return tuple(Row("weight-decay", {field: value}) for value in values)
+
+
+def _dropped(methods: Sequence[str]) -> tuple[Row, ...]:
+    """Plain weight decay, Dropout alone, and Dropout added to every other method."""
+    return _rows(["weight-decay", "dropout", *(f"{m}+dropout" for m in methods[1:])])
+
+
+_TEXT = {"confidence_penalty": HALVES, "label_smoothing": HALVES, "seht_d": HALVES}
+
+PRESETS: dict[str, Preset] = {
+    p.name: p
+    for p in (
+        Preset("table1", "cifar10", _rows(TABLE1), "CIFAR-10, ResNet-18"),
+        Preset("table2", "cifar100", _rows(TABLE2), "CIFAR-100, WRN-28-10"),
+        Preset("table3", "wikitext2-lstm", _rows(TABLE3), "WikiText-2, LSTM"),
+        Preset("table4", "wikitext2-gru", _rows(TABLE4), "WikiText-2, GRU"),
+        Preset("figure1", "cifar10", _rows(FIGURE1), "convergence on CIFAR-10"),
+        Preset(
+            "weight-cifar10",
+            "cifar10",
+            _rows(
+                _weights(
+                    seht_h=DECADES,
+                    seht_d=DECADES,
+                    confidence_penalty=HALVES,
+                    label_smoothing=HALVES,
+                )
+            ),
+            "the weights tried on CIFAR-10",
+        ),
+        Preset(
+            "weight-cifar100",
+            "cifar100",
+            _rows(_weights(seht_d=DECADES, confidence_penalty=DECADES, label_smoothing=DECADES)),
+            "the weights tried on CIFAR-100",
+        ),
+        Preset("weight-lstm", "wikitext2-lstm", _rows(_weights(**_TEXT)), "... on the LSTM"),
+        Preset("weight-gru", "wikitext2-gru", _rows(_weights(**_TEXT)), "... on the GRU"),
+        Preset(
+            "probes-prob",
+            "cifar10",
+            _rows(
+                [
+                    "weight-decay",
+                    *(f"seht-d(weight=0.001,probes={k},prob={p})" for k in PROBES for p in PROBS),
+                ]
+            ),
+            "SEHT-D's maxIter x p on CIFAR-10",
+        ),
+        Preset("lr-lstm", "wikitext2-lstm", _over("optim.lr", RATES), "the LSTM's learning rates"),
+        Preset("lr-gru", "wikitext2-gru", _over("optim.lr", RATES), "the GRU's learning rates"),
+        Preset("dropout-lstm", "wikitext2-lstm", _over("model.dropout", DROPOUTS), "its dropout"),
+        Preset("dropout-gru", "wikitext2-gru", _over("model.dropout", DROPOUTS), "its dropout"),
+        Preset("with-dropout", "cifar100", _dropped(TABLE2), "table 2 with Dropout added"),
+    )
+}
+"""Every preset by its name."""

@@ -1,0 +1,64 @@
+"""The report of a comparison: ``table.md``, ``table.csv`` and the page ``report.html``.
+
+Everything comes from the comparison's directory; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from seht.lab.report.load import ReportError, load
+from seht.lab.report.rows import build
+
+__all__ = ["ReportError", "show", "write"]
+
+
+def write(directory: str | Path) -> dict[str, Path]:
+    """Write the three files into ``directory``; returns their paths by name.
+
+    All are rendered before the first is written, and each replaces its predecessor in one go.
+    """
+    from seht.lab.report import page, table
+
+    rows = build(load(directory))
+    texts = {
+        "table.md": table.markdown(rows),
+        "table.csv": table.comma_separated(rows),
+        "report.html": page.render(rows),
+    }
+    return {name: _replace(Path(directory) / name, text) for name, text in texts.items()}
+
+
+def show(directory: str | Path) -> None:
+    """Print the table."""
+    from rich.console import Console
+
+    from seht.lab.report import table, words
+
+    rows = build(load(directory))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console.width = 120
+    console.print(table.terminal(rows, console.width))
+    console.print(words.brief(rows), soft_wrap=True)
+
+
+def _replace(file: Path, text: str) -> Path:
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        with open(handle, "w", encoding="utf-8", newline="\n") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes files for their owner alone
+        os.replace(temporary, file)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise ReportError(f"cannot write {str(file)!r}: {error.strerror}") from error
+    return file

@@ -1,0 +1,104 @@
+"""The table's columns, said once for the terminal, for Markdown and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from seht.lab import paper
+from seht.lab.report.numbers import interval, measured, plain, significant
+from seht.lab.report.rows import Row, Rows
+
+RESULTS, FLATNESS = "results", "flatness"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; it appears where a row has something in it."""
+
+    title: str
+    """Over two lines in the terminal, where it has a line break."""
+    cell: Callable[[Row], str]
+    group: str = RESULTS
+    kind: str = ""
+    """``difference``, ``paper`` or a metric's ``last test_top1``: what a page may treat apart."""
+    quoted: Callable[[paper.Row], str] = lambda row: ""
+    """What it says of a row that only the paper has."""
+
+
+def columns(table: Rows) -> list[Column]:
+    """All columns that have anything in them."""
+    baseline = table.comparison.baseline
+    found = [
+        Column(title, _metric(epoch, key), kind=f"{epoch} {key}")
+        for epoch, key, title in table.shown
+    ]
+    compared = [f"{epoch} {key}" for epoch, key, _ in table.shown]
+    after = f"{table.epoch} test_{table.metric.key}"
+    found.insert(
+        compared.index(after) + 1 if after in compared else 0,
+        Column(
+            f"difference to\n{baseline} [95 %]",
+            lambda row: interval(row.difference),
+            kind="difference",
+        ),
+    )
+    found.append(Column("n", count, kind="n"))
+    found += [
+        Column(f"paper: {title}", _theirs(key), kind="paper", quoted=_printed(key))
+        for key, title in _paper_metrics(table)
+    ]
+    found += [
+        Column("cost\nratio", _ratio, FLATNESS, kind="cost"),
+        Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
+        Column("largest\neigenvalue", lambda row: measured(row.largest), FLATNESS),
+        Column("smallest\neigenvalue", lambda row: measured(row.smallest), FLATNESS),
+        Column("stability", lambda row: row.stability or "", FLATNESS),
+        Column("weight norm", lambda row: measured(row.weight_norm), FLATNESS),
+        Column("training loss", lambda row: measured(row.train_loss), FLATNESS),
+    ]
+    return [
+        column
+        for column in found
+        if any(column.cell(row) for row in table.rows) or any(map(column.quoted, table.quoted))
+    ]
+
+
+def count(row: Row) -> str:
+    """The runs behind the means."""
+    return str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}"
+
+
+def _metric(epoch: str, key: str) -> Callable[[Row], str]:
+    return lambda row: plain(row.metrics.get((epoch, key)))
+
+
+def _ratio(row: Row) -> str:
+    return "" if row.ratio is None else significant(row.ratio[0])
+
+
+def _paper_metrics(table: Rows) -> list[tuple[str, str]]:
+    """The metrics that the paper prints, under our titles."""
+    if table.paper is None:
+        return []
+    titles = {
+        "test_top1": "top-1",
+        "test_top5": "top-5",
+        "valid_perplexity": "valid",
+        "test_perplexity": "test",
+    }
+    return [(key, titles[key]) for key in table.paper.rows[0].figures]
+
+
+def _theirs(key: str) -> Callable[[Row], str]:
+    printed = _printed(key)
+    return lambda row: "" if row.paper is None else printed(row.paper)
+
+
+def _printed(key: str) -> Callable[[paper.Row], str]:
+    def text(row: paper.Row) -> str:
+        value, error = row.figures[key]
+        said = f"{value:g}" if error is None else f"{value:.2f} ± {error:.2f}"
+        return f"{said} †" if row.quoted else said
+
+    return text

@@ -1,0 +1,173 @@
+"""Reads a comparison's directory; whatever is wrong with it is a :class:`ReportError`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DONE, FAILED, UNFINISHED, MISSING = "done", "failed", "unfinished", "not started"
+
+
+class ReportError(ValueError):
+    """Something the user can put right, said in one line."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method with one seed."""
+
+    method: str
+    seed: int
+    status: str = MISSING
+    reason: str | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, list[float]] = field(default_factory=dict)
+    """The columns of ``metrics.csv``, NaN where a cell is empty."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def number(self, *path: str) -> float | None:
+        """A figure of ``result.json``, for example ``number("metrics", "last", "test_top1")``."""
+        value: Any = self.result
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one ``seht compare`` was asked, and every run it has made so far."""
+
+    recipe: Mapping[str, Any]
+    methods: list[str]
+    seeds: list[int]
+    runs: Mapping[tuple[str, int], Run]
+    costs: Mapping[str, Mapping[str, Any]]
+    version: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return str(self.recipe["name"])
+
+    @property
+    def baseline(self) -> str:
+        """The method that the others are compared with: the first."""
+        return self.methods[0]
+
+    @property
+    def text(self) -> bool:
+        """Language modelling, so perplexities; otherwise images and accuracies."""
+        return any(
+            "test_perplexity" in (run.result.get("metrics") or {}).get("last", {})
+            for run in self.runs.values()
+        ) or self.recipe["data"]["name"] in ("wikitext2", "pydocs")
+
+    def of(self, method: str) -> list[Run]:
+        """The method's runs, one for each seed that was asked for."""
+        return [self.runs.get((method, seed), Run(method, seed)) for seed in self.seeds]
+
+
+def load(directory: str | Path) -> Comparison:
+    """Read everything a report needs."""
+    top = Path(directory)
+    if not top.is_dir():
+        raise ReportError(f"there is no directory {str(directory)!r}")
+    about = top / "comparison.json"
+    if not about.is_file():
+        raise ReportError(
+            f"{str(directory)!r} is not a comparison: it has no comparison.json; "
+            f"`seht compare RECIPE --out {directory}` writes one"
+        )
+    asked = _json(about)
+    recipe: Any = asked.get("recipe")
+    methods: Any = asked.get("methods")
+    seeds: Any = asked.get("seeds")
+    well_formed = (
+        isinstance(recipe, dict)
+        and isinstance(recipe.get("name"), str)
+        and isinstance(recipe.get("data"), dict)
+        and isinstance(recipe["data"].get("name"), str)
+        and isinstance(methods, list)
+        and bool(methods)
+        and all(isinstance(method, str) for method in methods)
+        and isinstance(seeds, list)
+        and all(isinstance(seed, int) for seed in seeds)
+    )
+    if not well_formed:
+        raise ReportError(
+            f"{str(about)!r} does not name a recipe, its data, methods and seeds; "
+            "`seht compare` writes it anew"
+        )
+    runs = {}
+    for folder in sorted(top.glob("runs/*/seed-*")):
+        run = _run(folder)
+        if run is not None and run.method in methods and run.seed in seeds:
+            runs[run.method, run.seed] = run
+    costs = _json(top / "cost.json") if (top / "cost.json").is_file() else {}
+    if not all(isinstance(cost, dict) for cost in costs.values()):
+        raise ReportError(f"{str(top / 'cost.json')!r} is not a table of costs; {_AGAIN}")
+    return Comparison(recipe, methods, seeds, runs, costs, asked.get("version"))
+
+
+_AGAIN = "delete it, and `seht compare` makes it again"
+
+
+def _run(folder: Path) -> Run | None:
+    """A run, begun or done; ``None`` for a folder in which nothing has been written yet."""
+    if not (folder / "config.json").is_file() and not (folder / "result.json").is_file():
+        return None
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    curves = _curves(folder / "metrics.csv")
+    versions = {str(k): str(v) for k, v in (config.get("versions") or {}).items()}
+    file = folder / "result.json"
+    if not file.is_file():
+        if not isinstance(config.get("method"), str) or not isinstance(config.get("seed"), int):
+            raise ReportError(f"{str(folder / 'config.json')!r} names no method or seed; {_AGAIN}")
+        epochs = len(curves.get("epoch", []))
+        said = f"{epochs} epoch{'' if epochs == 1 else 's'} done; `seht compare` continues it"
+        method, seed = config["method"], config["seed"]
+        return Run(method, seed, UNFINISHED, said, curves=curves, versions=versions)
+    result = _json(file)
+    method, seed, status = result.get("method"), result.get("seed"), result.get("status")
+    if not isinstance(method, str) or not isinstance(seed, int) or status not in (DONE, FAILED):
+        raise ReportError(f"{str(file)!r} names no method, seed or status; {_AGAIN}")
+    if status == DONE and not isinstance((result.get("metrics") or {}).get("last"), dict):
+        raise ReportError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
+    reason = None if result.get("reason") is None else str(result["reason"])
+    return Run(method, seed, status, reason, result, curves, versions)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ReportError(f"cannot read {str(file)!r}: {reason}") from error
+    except ValueError as error:
+        raise ReportError(f"{str(file)!r} is cut short or is not JSON; {_AGAIN}") from error
+    if not isinstance(found, dict):
+        raise ReportError(f"{str(file)!r} is not a JSON object; {_AGAIN}")
+    return found
+
+
+def _curves(file: Path) -> dict[str, list[float]]:
+    """Columns of numbers; a row that is being written at this moment is left out."""
+    if not file.is_file():
+        return {}
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            header, *rows = list(csv.reader(lines)) or [[]]
+            whole = [row for row in rows if len(row) == len(header)]
+            return {
+                name: [float(cell) if cell else math.nan for cell in cells]
+                for name, cells in zip(header, zip(*whole, strict=True), strict=False)
+            }
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{str(file)!r} is not a table of numbers; {_AGAIN}") from error

@@ -1,0 +1,187 @@
+"""One self-contained page: no script, no request, light and dark, from phone to desktop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seht.lab.report import figures, words
+from seht.lab.report.columns import FLATNESS, RESULTS, Column, columns
+from seht.lab.report.numbers import duration
+from seht.lab.report.rows import Row, Rows
+from seht.lab.report.table import is_best
+
+COLOURS = 10
+"""Of the style sheet's palette; with more methods they come again, dashed."""
+FORWARD = 6
+"""So many methods stand out in the figures until the reader picks others."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference drawn in its cell: places in per cent of the width, zero at 50."""
+
+    low: float
+    width: float
+    centre: float
+    clear: str
+    """``better``, ``worse`` or empty."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell shows."""
+
+    text: str
+    kind: str = ""
+    rank: str = ""
+    interval: Interval | None = None
+
+
+def render(table: Rows) -> str:
+    """The page's HTML."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    template = environment.from_string(
+        Path(__file__).with_name("template.html").read_text(encoding="utf-8")
+    )
+    every = columns(table)
+    comparison = table.comparison
+    return template.render(
+        title=words.title(table),
+        lead=words.lead(table),
+        facts=_facts(table),
+        tables=[
+            ("Results", _grid(table, [c for c in every if c.group == RESULTS])),
+            ("Cost and flatness", _grid(table, [c for c in every if c.group == FLATNESS])),
+        ],
+        baseline=comparison.baseline,
+        legend=_legend(table),
+        colours=COLOURS,
+        convergence=figures.convergence(table),
+        flatness=figures.flatness(table),
+        gaps=words.gaps(table),
+        glossary=list(words.glossary(table)),
+        recipe=[(name, words.written(value)) for name, value in words.flat(comparison.recipe)],
+        command=words.command(comparison),
+        versions=_versions(table),
+    )
+
+
+def _facts(table: Rows) -> list[tuple[str, str]]:
+    """What the reader needs to know before the table."""
+    recipe = table.comparison.recipe
+    data, model = recipe["data"], recipe.get("model") or {}
+    found = [
+        ("data", f"{data['name']}" + (f", {data['size']:,} examples" if data.get("size") else "")),
+        ("network", str(model.get("name", ""))),
+        ("epochs", str(recipe.get("epochs", ""))),
+        ("batch", str(recipe.get("batch", ""))),
+        ("seeds", str(len(table.comparison.seeds))),
+        ("one run", _longest(table)),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _longest(table: Rows) -> str:
+    times = [row.seconds.value for row in table.rows if row.seconds is not None]
+    times = [seconds for seconds in times if math.isfinite(seconds)]
+    if not times:
+        return ""
+    low, high = duration(min(times)), duration(max(times))
+    return low if low == high else f"{low} to {high}"
+
+
+def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
+    """Head and body of one table; the rows of the paper alone come last."""
+    reach = _reach(table.rows)
+    body = [
+        {
+            "row": row,
+            "cells": [_cell(table, row, column, reach) for column in shown],
+            "rule": number > 0 and row.ours and not table.rows[number - 1].ours,
+        }
+        for number, row in enumerate(table.rows)
+    ]
+    quoted = [
+        {"label": row.label, "cells": [Cell(column.quoted(row), column.kind) for column in shown]}
+        for row in table.quoted
+        if any(column.quoted(row) for column in shown)
+    ]
+    return {"columns": shown, "body": body, "quoted": quoted}
+
+
+def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
+    rank = ""
+    if is_best(table, row, column.kind):
+        rank = "best"
+    elif is_best(table, row, column.kind, place=1):
+        rank = "second"
+    drawn = _interval(table, row, reach) if column.kind == "difference" else None
+    kind = column.kind if column.kind in ("difference", "paper") else ""
+    return Cell(column.cell(row), kind, rank, drawn)
+
+
+def _reach(rows: Sequence[Row]) -> float:
+    """Half the width of the drawn intervals: a method that went astray must not shrink the rest."""
+    ends = sorted(
+        max(abs(row.difference.low), abs(row.difference.high))
+        for row in rows
+        if row.difference and row.difference.low is not None and row.difference.high is not None
+    )
+    if not ends:
+        return 0.0
+    return min(ends[-1], 3 * ends[len(ends) // 2])
+
+
+def _interval(table: Rows, row: Row, reach: float) -> Interval | None:
+    difference = row.difference
+    if difference is None or difference.low is None or difference.high is None or not reach:
+        return None
+    better = (difference.value > 0) == table.metric.higher
+    clear = ("better" if better else "worse") if difference.clear else ""
+
+    def place(value: float) -> float:
+        return round(50 + 46 * max(-1.0, min(1.0, value / reach)), 2)
+
+    low, high = place(difference.low), place(difference.high)
+    return Interval(low, round(high - low, 2), place(difference.value), clear)
+
+
+def _legend(table: Rows) -> list[dict[str, Any]]:
+    """Every method with its colour; the baseline, the best and the trace penalties stand out."""
+    ranked = table.ranked(table.epoch, f"test_{table.metric.key}")
+    ours = [row.method for row in table.rows if row.ours]
+    wanted = [table.comparison.baseline, *ranked[:2], *ours, *ranked]
+    forward = list(dict.fromkeys(wanted))[:FORWARD]
+    others = [row.method for row in table.rows if row.method != table.comparison.baseline]
+    # Those that stand out first: among them no colour comes twice.
+    others.sort(key=lambda method: method not in forward)
+    colours = {method: f"c{number % COLOURS}" for number, method in enumerate(others)}
+    return [
+        {
+            "number": number,
+            "row": row,
+            "colour": colours.get(row.method, "ink"),
+            "dashed": row.method in others[COLOURS:],
+            "checked": row.method in forward,
+        }
+        for number, row in enumerate(table.rows)
+    ]
+
+
+def _versions(table: Rows) -> list[tuple[str, str]]:
+    """Each version, or all of them where the runs differ."""
+    found: dict[str, set[str]] = {}
+    for run in table.comparison.runs.values():
+        for name, version in run.versions.items():
+            found.setdefault(name, set()).add(version)
+    if table.comparison.version and "seht" not in found:
+        found["seht"] = {str(table.comparison.version)}
+    return [(name, ", ".join(sorted(versions))) for name, versions in sorted(found.items())]

@@ -1,0 +1,244 @@
+"""From runs to the rows of the table: one method each, in the paper's order."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from seht.lab import paper
+from seht.lab.report.load import DONE, Comparison, Run
+from seht.lab.report.stats import Difference, Mean, mean, paired
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that is compared."""
+
+    key: str
+    """Its name in ``result.json``, after ``test_`` or ``valid_``."""
+    title: str
+    higher: bool
+    """Whether more of it is better."""
+
+
+TOP1 = Metric("top1", "top-1 accuracy, %", True)
+TOP5 = Metric("top5", "top-5 accuracy, %", True)
+PERPLEXITY = Metric("perplexity", "perplexity", False)
+LOSS = Metric("loss", "loss", False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: every figure a mean over its finished runs, ``None`` where there is none."""
+
+    method: str
+    parts: list[tuple[str, str]]
+    """Its name and options, for each method that it is made of."""
+    done: int
+    asked: int
+    metrics: Mapping[tuple[str, str], Mean]
+    """By (``"last"`` or ``"best"``, metric in full)."""
+    difference: Difference | None
+    """To the baseline; ``None`` for the baseline itself."""
+    trace: Mean | None
+    weight_norm: Mean | None
+    train_loss: Mean | None
+    seconds: Mean | None
+    ratio: tuple[float, float | None, float | None] | None
+    """Cost of a step in the baseline's steps, with what it varied between."""
+    largest: Mean | None = None
+    smallest: Mean | None = None
+    stability: str | None = None
+    paper: paper.Row | None = None
+    values: Mapping[int, float] = field(default_factory=dict)
+    """The compared metric by seed."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether the row belongs below the paper's rule: a trace penalty of this library."""
+        return self.parts[0][0].startswith("seht")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The table."""
+
+    comparison: Comparison
+    rows: list[Row]
+    metric: Metric
+    epoch: str
+    """Whose weights the difference compares: those of the ``last`` epoch or the ``best`` one."""
+    shown: list[tuple[str, str, str]]
+    """Columns of metrics: (``last`` or ``best``, metric in full, title)."""
+    quoted: list[paper.Row]
+    """Rows of the paper's table that no run stands for."""
+    paper: paper.Table | None
+
+    @property
+    def baseline(self) -> Row:
+        """The method that the others are compared with."""
+        return next(row for row in self.rows if row.method == self.comparison.baseline)
+
+    def ranked(self, epoch: str, key: str) -> list[str]:
+        """The methods by that metric, best first."""
+        found = [
+            (row.metrics[epoch, key].value, row.method)
+            for row in self.rows
+            if (epoch, key) in row.metrics
+        ]
+        finite = [item for item in found if item[0] == item[0]]
+        higher = key.endswith(("top1", "top5"))
+        return [method for _, method in sorted(finite, key=lambda item: item[0], reverse=higher)]
+
+
+def build(comparison: Comparison) -> Rows:
+    """Summarise every method.
+
+    Images: the test accuracy after the last epoch, as their schedules end at a learning rate of
+    zero. Text: the test perplexity of the weights that were best on the validation text, as is the
+    custom where the schedule itself looks at the validation loss. The other one stands beside it.
+    """
+    text = comparison.text
+    metric, epoch = (PERPLEXITY, "best") if text else (TOP1, "last")
+    baseline = _values(comparison.of(comparison.baseline), epoch, metric)
+    table = paper.TABLES.get(str(comparison.recipe.get("paper")))
+    rows = []
+    for method in comparison.methods:
+        rows.append(_row(comparison, method, metric, epoch, baseline, table))
+    # The paper's layout: its own methods at the end, below a rule.
+    rows.sort(key=lambda row: row.ours)
+    taken = [row.paper for row in rows if row.paper is not None]
+    quoted = [row for row in (table.rows if table else []) if row not in taken]
+    return Rows(comparison, rows, metric, epoch, _shown(comparison, rows), quoted, table)
+
+
+def _shown(comparison: Comparison, rows: list[Row]) -> list[tuple[str, str, str]]:
+    if comparison.text:
+        wanted = [
+            ("best", "valid_perplexity", "valid\nperplexity"),
+            ("best", "test_perplexity", "test\nperplexity"),
+            ("last", "test_perplexity", "test, last\nepoch"),
+        ]
+    else:
+        wanted = [
+            ("last", "test_top1", "test\naccuracy, %"),
+            ("best", "test_top1", "at the\nbest epoch"),
+        ]
+        if comparison.recipe["data"]["name"] == "cifar100":
+            wanted.insert(1, ("last", "test_top5", "test\ntop-5, %"))
+            wanted[0] = ("last", "test_top1", "test\ntop-1, %")
+    return [column for column in wanted if any(column[:2] in row.metrics for row in rows)]
+
+
+def _row(
+    comparison: Comparison,
+    method: str,
+    metric: Metric,
+    epoch: str,
+    baseline: Mapping[int, float],
+    table: paper.Table | None,
+) -> Row:
+    runs = comparison.of(method)
+    done = [run for run in runs if run.status == DONE]
+    values = _values(done, epoch, metric)
+    found: dict[tuple[str, str], Mean] = {}
+    for which in ("last", "best"):
+        keys = {key for run in done for key in run.result["metrics"].get(which) or {}}
+        for key in sorted(keys):
+            summary = _mean(done, "metrics", which, key)
+            if summary is not None:
+                found[which, key] = summary
+    return Row(
+        method=method,
+        parts=[(name, options) for name, options in split(method)],
+        done=len(done),
+        asked=len(runs),
+        metrics=found,
+        difference=None if method == comparison.baseline else paired(values, baseline),
+        trace=_trace(done),
+        weight_norm=_mean(done, "weight_norm"),
+        train_loss=_mean(done, "train_loss"),
+        seconds=_mean(done, "seconds"),
+        ratio=_ratio(comparison.costs.get(method)),
+        largest=_mean(done, "eigenvalues", "largest"),
+        smallest=_mean(done, "eigenvalues", "smallest"),
+        stability=_stability(done),
+        paper=table.find(options_of(method, comparison.recipe)) if table else None,
+        values=values,
+    )
+
+
+def _values(runs: list[Run], epoch: str, metric: Metric) -> dict[int, float]:
+    found = {run.seed: run.number("metrics", epoch, f"test_{metric.key}") for run in runs}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _mean(runs: list[Run], *path: str) -> Mean | None:
+    values = (run.number(*path) for run in runs)
+    return mean(value for value in values if value is not None)
+
+
+def _trace(runs: list[Run]) -> Mean | None:
+    """Over seeds, which the error of each estimate is a part of; of a single seed, that error."""
+    summary = _mean(runs, "trace", "estimate")
+    if summary is not None and summary.n == 1:
+        errors = [run.number("trace", "stderr") for run in runs]
+        return Mean(summary.value, next((e for e in errors if e is not None), None), 1)
+    return summary
+
+
+def _ratio(cost: Mapping[str, Any] | None) -> tuple[float, float | None, float | None] | None:
+    if not cost or not isinstance(cost.get("ratio"), (int, float)):
+        return None
+    low, high = (
+        float(cost[key]) if isinstance(cost.get(key), (int, float)) else None
+        for key in ("low", "high")
+    )
+    return float(cost["ratio"]), low, high
+
+
+def _stability(runs: list[Run]) -> str | None:
+    """The verdicts of the runs, each once, with how many runs share it where they differ."""
+    found = []
+    for run in runs:
+        stability = run.result.get("stability")
+        if isinstance(stability, Mapping):
+            stability = stability.get("verdict", stability.get("stable"))
+        if isinstance(stability, bool):
+            stability = "stable" if stability else "not stable"
+        if isinstance(stability, str):
+            found.append(stability)
+    different = sorted(set(found))
+    if len(different) < 2:
+        return different[0] if different else None
+    return ", ".join(f"{verdict} ({found.count(verdict)})" for verdict in different)
+
+
+# --- a method's text --------------------------------------------------------------------------
+
+_PART = re.compile(r"([^(+]+)(?:\(([^()]*)\))?(?:\+|$)")
+
+
+def split(method: str) -> list[tuple[str, str]]:
+    """``"seht-d(prob=0.05)+mixup"``: ``[("seht-d", "prob=0.05"), ("mixup", "")]``."""
+    return [(name.strip(), options or "") for name, options in _PART.findall(method)]
+
+
+def options_of(method: str, recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options each part runs with, the recipe's settings under those of the text."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, options in split(method):
+        given = [item.partition("=") for item in options.split(",") if item]
+        text = {key.strip(): _value(value.strip()) for key, _, value in given}
+        found[name] = {**(recipe.get("settings") or {}).get(name, {}), **text}
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

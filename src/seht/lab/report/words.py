@@ -1,0 +1,200 @@
+"""What a report says in words."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from seht.lab import paper
+from seht.lab.report.load import DONE, FAILED, Comparison, Run
+from seht.lab.report.numbers import interval, plain
+from seht.lab.report.rows import Row, Rows
+
+
+def title(table: Rows) -> str:
+    """What was compared."""
+    c = table.comparison
+    return f"{c.name}: {_count(len(c.methods), 'method')}, {_count(len(c.seeds), 'seed')}"
+
+
+def lead(table: Rows) -> str:
+    """The answer in a few sentences."""
+    key = f"test_{table.metric.key}"
+    ranked = table.ranked(table.epoch, key)
+    if not ranked:
+        return "No run is done yet."
+    baseline = table.comparison.baseline
+    best = next(row for row in table.rows if row.method == ranked[0])
+    what, unit = ("perplexity", "") if table.comparison.text else ("accuracy", " %")
+    value = plain(best.metrics[table.epoch, key])
+    said = f"The best test {what} is that of {best.method}, {value}{unit}"
+    if best.difference is not None:
+        said += f"; difference to {baseline} {interval(best.difference)}"
+    compared = [row for row in table.rows if row.difference and row.difference.low is not None]
+    if not compared:
+        return f"{said}."
+    clear = [row for row in compared if row.difference and row.difference.clear]
+    better = sum(_better(table, row) for row in clear)
+    return (
+        f"{said}. Of {_count(len(compared), 'method')} compared with {baseline}, {better} "
+        f"{'is' if better == 1 else 'are'} better and {len(clear) - better} worse, by a 95 % "
+        f"interval that leaves out zero{_by_chance(len(compared))}"
+    )
+
+
+def _by_chance(compared: int) -> str:
+    """Many intervals at 95 % have a few outside by chance; nothing is corrected for that."""
+    if compared < 5:
+        return "."
+    return f" (of {compared} methods without effect, {0.05 * compared:.1f} would be, on average)."
+
+
+def _better(table: Rows, row: Row) -> bool:
+    return row.difference is not None and (row.difference.value > 0) == table.metric.higher
+
+
+def brief(table: Rows) -> str:
+    """The terminal's caption."""
+    said = f"mean ± standard error over n seeds; {_which(table)}; trace: {_trace(table)}"
+    gaps_ = gaps(table)
+    failed = sum(run.status == FAILED for run, _ in gaps_)
+    if failed:
+        said += f"; {_count(failed, 'run')} failed"
+    if len(gaps_) > failed:
+        said += f"; {_count(len(gaps_) - failed, 'run')} not done"
+    return said
+
+
+def _which(table: Rows) -> str:
+    if table.epoch == "last":
+        return "test accuracy after the last epoch"
+    return "test perplexity at the epoch that was best on the validation text"
+
+
+def _trace(table: Rows) -> str:
+    probes = {run.number("trace", "probes") for run in table.comparison.runs.values()} - {None}
+    said = "tr(H) of the training loss at the end"
+    if len(probes) == 1:
+        said += f", {next(iter(probes)):.0f} probes a run"
+    return said
+
+
+def notes(table: Rows) -> list[str]:
+    """How to read the columns."""
+    return [f"{head}: {text}" for head, text in glossary(table)]
+
+
+def glossary(table: Rows) -> Iterator[tuple[str, str]]:
+    """Every term of the table, with what it means."""
+    c = table.comparison
+    yield "±", "the standard error of the mean over n seeds (s / √n)."
+    yield _compared(table)
+    yield f"difference to {c.baseline}", _PAIRED
+    if any(row.ratio for row in table.rows):
+        what = f"a training step in steps of {c.baseline}, timed in turns with it in one process."
+        yield "cost", what
+    if any(row.trace for row in table.rows):
+        yield "trace", f"{_trace(table)}, its mean over seeds. Smaller is flatter."
+    if any(row.weight_norm for row in table.rows):
+        yield "weight norm", "of all parameters at the end."
+    if any(row.stability for row in table.rows):
+        yield "stability", _STABILITY
+    if table.paper is not None:
+        number = str(c.recipe["paper"]).replace("table", "table ")
+        what = f"printed in {paper.SOURCE}, {number} ({table.paper.title})"
+        yield "paper", f"{what}: mean ± standard error over 5 runs. We did not measure it."
+        yield from _about_paper(table, table.paper)
+
+
+_PAIRED = (
+    "of runs with the same seed, so the same initial weights and order of data; the mean over "
+    "pairs and Student's 95 % interval."
+)
+_STABILITY = (
+    "the paper's section 3.4: a minimum is Lyapunov stable under gradient flow if all eigenvalues "
+    "of the Hessian are positive."
+)
+
+
+def _compared(table: Rows) -> tuple[str, str]:
+    if table.epoch == "last":
+        return "test accuracy", (
+            "of the weights after the last epoch; at the best epoch: of those that were best on "
+            "the validation split. The test set is read once, at the end of a run."
+        )
+    return "perplexity", (
+        "the exponential of the plain cross-entropy, of the weights that were best on the "
+        "validation text. The test text is read once, at the end of a run."
+    )
+
+
+def _about_paper(table: Rows, theirs: paper.Table) -> Iterator[tuple[str, str]]:
+    quoted = [row.label for row in theirs.rows if row.quoted]
+    if quoted:
+        yield "†", f"quoted by the paper from other publications: {', '.join(quoted)}."
+    for row in theirs.rows:
+        if row.note and not row.note.startswith("left out"):
+            yield row.label, f"{row.note}."
+    left_out = [row.label for row in theirs.rows if row.note.startswith("left out")]
+    if left_out:
+        yield ", ".join(left_out), "left out of the printed table, discussed in the paper's text."
+    if theirs.elsewhere:
+        yield "published elsewhere", "; ".join(theirs.elsewhere) + "."
+    changed = changes(table.comparison)
+    if changed:
+        said = ", ".join(f"{name} {written(value)}" for name, value in changed.items())
+        yield "not the paper's recipe", f"this comparison was run with {said}."
+
+
+def gaps(table: Rows) -> list[tuple[Run, str]]:
+    """Every run that should be in the table and is not, with the reason."""
+    c = table.comparison
+    runs = [run for method in c.methods for run in c.of(method) if run.status != DONE]
+    return [(run, f"{run.status}{f': {run.reason}' if run.reason else ''}") for run in runs]
+
+
+# --- how to do it again -----------------------------------------------------------------------
+
+
+def command(comparison: Comparison) -> str:
+    """The call that makes this comparison."""
+    parts = ["seht", "compare", comparison.name, "--methods", ",".join(comparison.methods)]
+    seeds = comparison.seeds
+    parts += ["--seeds", str(len(seeds)) if seeds == list(range(len(seeds))) else str(seeds)]
+    for name, value in changes(comparison).items():
+        parts += [f"--{name}", written(value)]
+    return shlex.join([*parts, "--out", "DIR"])
+
+
+def changes(comparison: Comparison) -> dict[str, Any]:
+    """Fields that differ from the recipe of that name, as this version of seht knows it."""
+    try:
+        from seht.lab.recipes import recipe, to_dict
+
+        known = to_dict(recipe(comparison.name))
+    except (ImportError, ValueError):
+        return {}
+    before, now = dict(flat(known)), dict(flat(comparison.recipe))
+    return {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def written(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``{"model": {"width": 8}}`` as ``model.width, 8``."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            # JSON knows no tuples.
+            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

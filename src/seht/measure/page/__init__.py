@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from seht.measure.extra import need
 from seht.measure.numbers import duration, number, with_error
+from seht.measure.results import TraceResult
+from seht.measure.stats import student
 from seht.measure.survey import Findings
 from seht.measure.table import columns, notes
 
@@ -36,12 +39,11 @@ def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str
             {
                 "name": f.name,
                 "colour": i % COLOURS,
-                "cells": [column.cell(f) for column in shown],
                 "notes": notes(f),
             }
             for i, f in enumerate(found)
         ],
-        columns=[column.title for column in shown],
+        rows=[(column.title, [column.cell(f) for f in found]) for column in shown],
         groups=[(title, hint, panels) for title, hint, panels in figures.groups(found) if panels],
         glossary=_glossary(found),
         command=command,
@@ -62,14 +64,24 @@ def lead(found: Sequence[Findings]) -> str:
     ranked = sorted(found, key=lambda f: f.trace.estimate)
     flat, sharp = ranked[0], ranked[-1]
     gap = sharp.trace.estimate - flat.trace.estimate
-    error = (sharp.trace.stderr**2 + flat.trace.stderr**2) ** 0.5
-    clear = gap > 2 * error
+    error, clear = _difference(sharp.trace, flat.trace)
     return (
         f"The flattest is {flat.name}, with a {kind} of "
         f"{with_error(flat.trace.estimate, flat.trace.stderr)}, the sharpest {sharp.name}, with "
         f"{with_error(sharp.trace.estimate, sharp.trace.stderr)}: a difference of "
-        f"{with_error(gap, error)}, {'well beyond' if clear else 'not beyond'} its error."
+        f"{with_error(gap, error)}, whose 95 % interval {'leaves out' if clear else 'holds'} zero."
     )
+
+
+def _difference(a: TraceResult, b: TraceResult) -> tuple[float, bool]:
+    """The error of a difference, and whether its 95 % interval leaves out zero (Welch)."""
+    parts = [(t.stderr**2, max(t.dof, 1.0)) for t in (a, b)]
+    variance = sum(v for v, _ in parts)
+    if not variance > 0:
+        return variance, a.estimate != b.estimate and variance == 0
+    dof = variance**2 / sum(v**2 / d for v, d in parts)
+    error = math.sqrt(variance)
+    return error, abs(a.estimate - b.estimate) > student(0.95, max(dof, 1.0)) * error
 
 
 def _facts(found: Sequence[Findings]) -> list[tuple[str, str]]:
@@ -136,7 +148,7 @@ def _glossary(found: Sequence[Findings]) -> list[tuple[str, str]]:
         words.append(
             (
                 "rise",
-                f"By how much the loss rises when all weights together move by {number(rho)}: on "
+                f"By how much the loss rises when all weights together move by {rho:g}: on "
                 "average over random directions, and in the worst direction an ascent found.",
             )
         )

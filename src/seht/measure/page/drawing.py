@@ -30,7 +30,6 @@ class Panel:
 
     title: str
     svg: str
-    wide: bool = False
 
 
 def colour(number: int) -> str:
@@ -45,7 +44,6 @@ def panel(
     x: str = "",
     y: str = "",
     size: tuple[float, float] = SIZE,
-    wide: bool = False,
 ) -> Panel:
     """Run the drawing and cut it out."""
     import matplotlib
@@ -82,7 +80,7 @@ def panel(
         _ticks(axes)
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return Panel(title, _inline(file.getvalue(), title), wide)
+    return Panel(title, _inline(file.getvalue(), title))
 
 
 def limits(values: Sequence[float], cut: float = 1.0) -> tuple[float, float]:

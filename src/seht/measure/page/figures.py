@@ -87,7 +87,7 @@ def _layers(found: Sequence[Findings]) -> list[Panel]:
         _names(axes, names)
 
     tall = 0.7 + len(names) * max(0.2, 0.11 * len(layered) + 0.08)
-    return [panel(title, draw, size=(8.0, tall), wide=True)]
+    return [panel(title, draw, size=(5.0, tall))]
 
 
 def _ends(found: Sequence[Findings]) -> list[Panel]:

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
-from seht.engines.kinks import DETACH, RANDOM
+from seht.engines.axes import COMPILED, ExampleError
+from seht.engines.kinks import DETACH, KINKS, RANDOM
+from seht.engines.rules import Rule
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
 
@@ -32,6 +34,8 @@ class Mode(TorchFunctionMode):
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
         self.witness: Witness | None = None
+        self.layers: dict[Any, Rule] | None = None
+        """The per-sample rules of layers, where every example has a probe of its own."""
         self.lenient = False
         """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
         self.depth = 0
@@ -52,6 +56,8 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
             self._compiled = args[0]
+            if self.layers is not None:
+                raise ExampleError(COMPILED)
             if self.witness is not None:
                 self.witness.lose_sight()
         if self._compiled or func is _VIEWS:
@@ -65,6 +71,12 @@ class Mode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
+
+    def rule(self, func: Any) -> Rule | None:
+        """How a function is recorded and replayed; None where it runs as it is."""
+        if self.layers is not None and func in self.layers:
+            return self.layers[func]
+        return KINKS.get(func)
 
     def frozen(self) -> bool:
         """Whether autograd tracks nothing here, because the user said so."""

@@ -13,7 +13,8 @@ computes the smooth continuation. The table of which function follows which rule
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,51 @@ class Rule(NamedTuple):
     replay: Replay
     taped: bool = True
     """False where the function itself leaves nothing to remember: its parts may."""
+
+
+class Dropped:
+    """Whether what autograd saves for a backward pass is dropped at the moment."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+@contextmanager
+def dropping() -> Iterator[Dropped]:
+    """Nothing is kept for a backward pass in the block: the graph says who depends on whom, and
+    no more. Where a rule needs a derivative it asks for :func:`kept_graph`.
+    """
+    state = Dropped()
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        return None if state.on else tensor
+
+    def unpack(tensor: Tensor | None) -> Tensor:
+        if tensor is None:
+            raise RuntimeError(
+                "a gradient was asked for inside a closure that is measured without a graph; "
+                "take it outside, or measure with per_layer=True, which keeps the graph"
+            )
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield state
+
+
+@contextmanager
+def kept_graph() -> Iterator[None]:
+    """An ordinary graph in the block, whatever surrounds it."""
+    if torch.compiler.is_compiling():
+        with torch.enable_grad():
+            yield
+    else:
+        same = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+        with torch.enable_grad(), same:
+            yield
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def first(args: Any, kwargs: Any) -> Any:
@@ -100,7 +146,7 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
         return func(*args, **kwargs), None
     shape = torch.broadcast_shapes(*(v.shape for _, v in slots))
     leaves = {k: v.detach().expand(shape).clone().requires_grad_() for k, v in slots}
-    with torch.enable_grad(), mode.random.kept():
+    with kept_graph(), mode.random.kept():
         # The clones keep an in-place operation from writing into the leaves.
         y = func(
             *[leaves[i].clone() if i in leaves else a for i, a in enumerate(args)],
@@ -189,7 +235,7 @@ def indexed(dim_at: int, *, default: int | None = -1) -> Rule:
 def _reduced_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     leaf = first(args, kwargs).detach().clone().requires_grad_()
     rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
-    with torch.enable_grad():
+    with kept_graph():
         y = func(leaf, *args[1:], **rest)
         # Each entry belongs to one output, and ties are shared as autograd shares them.
         (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))

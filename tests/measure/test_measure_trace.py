@@ -33,8 +33,11 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "curvature", "micro_batch"),
     [
-        ("shared", "hessian", 24),
-        ("shared", "ggn", None),
+        ("per-sample", "hessian", 24),
+        ("per-sample", "ggn", None),
+        ("shared", "hessian", None),
+        pytest.param("per-sample", "hessian", 6, marks=slow),
+        pytest.param("per-sample", "ggn", 6, marks=slow),
         pytest.param("shared", "hessian", 6, marks=slow),
         pytest.param("shared", "ggn", 6, marks=slow),
     ],
@@ -53,6 +56,7 @@ def test_the_error_is_honest(problem, method, curvature, micro_batch):
         inside += low <= exact <= high
         estimates.append(result.estimate)
     assert 0.90 <= inside / 200 <= 0.99
+    assert result.method == method
     spread = torch.tensor(estimates).std() / math.sqrt(200)
     assert abs(sum(estimates) / 200 - exact) < 4 * spread
 

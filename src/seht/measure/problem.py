@@ -34,6 +34,7 @@ class Problem:
     curvature: str = "hessian"
     boundary: str | None = None
     seed: int = 0
+    params: probes.ParamSpec = None
 
     @property
     def weights(self) -> list[Tensor]:
@@ -119,6 +120,8 @@ def make_problem(
             "pass a function loss_fn(model, batch) that returns the mean loss"
         )
     check_curvature(curvature)
+    if params is not None and not callable(params) and not isinstance(params, str):
+        params = tuple(params)  # a generator would be empty the next time
     chosen = probes.choose(model, params)
     for name, tensor in chosen.tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64):
@@ -126,7 +129,7 @@ def make_problem(
                 f"parameter {name!r} is {tensor.dtype}; second derivatives drown in its rounding. "
                 "Measure a copy in float32: copy.deepcopy(model).float()"
             )
-    return Problem(model, loss_fn, chosen, curvature, boundary)
+    return Problem(model, loss_fn, chosen, curvature, boundary, params=params)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ class Product:
         self.samples = 0
         self.differences = False
         """Whether products are made by differences."""
+        self._looked = False
         try:
             refuse_compiled(problem.model)
             refuse_scripted(problem.model, "autograd")
@@ -122,6 +123,9 @@ class Product:
             if boundary is not None:
                 return self.flatten(_gauss_newton(loss, boundary, weights, parts))
             gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+            if not self._looked:
+                self._looked = True
+                _refuse_once(gradient)
             pairs = [
                 (g * v).sum()
                 for g, v in zip(gradient, parts, strict=True)
@@ -168,6 +172,22 @@ class Product:
             boundary=problem.boundary,
             differentiable=False,
         )
+
+
+def _refuse_once(gradient: Sequence[Tensor | None]) -> None:
+    """``once_differentiable`` leaves a node that raises in a backward, but not in ``grad``: there
+    what lies behind it is silently 0.
+    """
+    seen: set[Any] = set()
+    stack = [g.grad_fn for g in gradient if g is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "Error":
+            raise RuntimeError("double backward of a function that is once differentiable")
+        seen.add(node)
+        stack.extend(parent for parent, _ in node.next_functions)
 
 
 def _gauss_newton(

@@ -66,7 +66,7 @@ class Reporter:
         if self._report is None:
             return
         now = self.seconds
-        if self._report is _line and now - self._last < 0.1 and done != total:
+        if self._report is _line and self._written and now - self._last < 0.1 and done != total:
             return
         self._last, self._written = now, True
         self._report(Progress(self._what, done, total, estimate, stderr, now))

@@ -68,7 +68,7 @@ def pool(visits: Sequence[Visit]) -> Pooled:
     return Pooled(mean, variance, min(float(freedom), max(float(least), dof)))
 
 
-def sampling_error(visits: Sequence[Visit], whole: int | None) -> float:
+def sampling_error(visits: Sequence[Visit], whole: int | None = None) -> float:
     """How far the part of the data that was read may be from the whole: a standard error.
 
     From the spread between the micro-batches of the first reading, without what the probes put into

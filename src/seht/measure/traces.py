@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.estimators import unknown
 from seht.functional import check_seed
-from seht.measure import shared
-from seht.measure.data import Batches, check_count
+from seht.measure.data import MICRO_BATCH, Batches, check_count, is_batch
 from seht.measure.keep import untouched
+from seht.measure.probing import Part, Probing
 from seht.measure.problem import LossFn, Problem, empty, make_problem
 from seht.measure.progress import Report, Reporter
 from seht.measure.results import Layer, TraceResult
-from seht.measure.shared import Replicates
 from seht.measure.stats import Pooled, Visit, pool, sampling_error
 
 METHODS = ("auto", "per-sample", "shared")
@@ -95,11 +94,24 @@ def trace(
         raise ValueError(unknown("method", method, METHODS))
     problem = make_problem(model, loss_fn, params, curvature, boundary)
     axis = 0 if batch_dim is None else batch_dim
-    batches = Batches(
-        data, size=micro_batch, axis=axis, limit=limit, device=problem.device, again=tol is not None
-    )
+
+    def cut(size: int | None) -> Batches:
+        again = tol is not None
+        return Batches(data, size=size, axis=axis, limit=limit, device=problem.device, again=again)
+
+    # One batch is cut to save memory, but only where its examples have nothing to do with each
+    # other: `whole` is what to read if that turns out otherwise.
+    ours = is_batch(data) and micro_batch is None and method != "shared"
     reporter = Reporter(progress, "trace")
-    run = _Run(problem, batches, axis, seed, per_layer, reporter)
+    run = _Run(
+        problem,
+        Probing(problem, method, batch_dim, per_layer),
+        cut(MICRO_BATCH if ours else micro_batch),
+        cut(None) if ours else None,
+        axis,
+        seed,
+        reporter,
+    )
     try:
         with untouched(model, seed):
             run.read(2 if probes is None else probes)
@@ -115,18 +127,20 @@ class _Run:
     def __init__(
         self,
         problem: Problem,
+        probing: Probing,
         batches: Batches,
+        whole: Batches | None,
         axis: int,
         seed: int,
-        per_layer: bool,
         reporter: Reporter,
     ) -> None:
-        self.problem, self.batches, self.axis, self.seed = problem, batches, axis, seed
-        self.per_layer, self.reporter = per_layer, reporter
+        self.problem, self.probing, self.axis, self.seed = problem, probing, axis, seed
+        self.batches, self.whole, self.reporter = batches, whole, reporter
         self.visits: list[Visit] = []
         self.readings = self.probes = self.samples = 0
         self.loss = 0.0
-        self.found: Replicates | None = None
+        self.first: Part | None = None
+        self.step_error: float | None = None
 
     def read(self, probes: int) -> None:
         """Read the data once, with so many replicates per micro-batch."""
@@ -135,18 +149,15 @@ class _Run:
         for place, (batch, count) in enumerate(self.batches):
             if not self.visits:
                 self._first_look(batch, count)
-            part = shared.replicates(
-                self.problem,
-                batch,
-                probes,
-                draw.mix(self.seed, 11, self.readings, place),
-                per_layer=self.per_layer,
-                check=not self.visits,
-            )
+            seed = draw.mix(self.seed, 11, self.readings, place)
+            part = self.probing(batch, count, probes, seed)
             self._check(part, place)
-            if self.found is None:
-                self.found = part
-            self.visits.append(Visit(self.readings, count, part.values.cpu()))
+            if self.first is None:
+                if self._cut_wrongly(part, count):
+                    return self.read(probes)
+                self.first, self.step_error = part, self.probing.step_error(batch, seed)
+            count = part.examples or count
+            self.visits.append(Visit(self.readings, count, part.values))
             samples, loss = samples + count, loss + count * part.loss
             if self.reporter.on:
                 pooled = pool(self.visits)
@@ -177,7 +188,14 @@ class _Run:
         self.problem.check_finite(self.problem.loss(batch), 0)
         self.problem.refuse_sum(batch, count, self.axis)
 
-    def _check(self, part: Replicates, place: int) -> None:
+    def _cut_wrongly(self, part: Part, count: int) -> bool:
+        """Whether a batch that we cut has coupled examples, or has them along another axis."""
+        if self.whole is None or (part.examples in (None, count) and not self.probing.shared):
+            return False
+        self.batches, self.whole = self.whole, None
+        return True
+
+    def _check(self, part: Part, place: int) -> None:
         self.problem.check_finite(part.loss, place)
         if not part.values.isfinite().all():
             self.problem.check_finite(math.nan, place)
@@ -185,33 +203,39 @@ class _Run:
     def result(self, reached: bool | None) -> TraceResult:
         """Everything in one record."""
         pooled = pool(self.visits)
-        assert self.found is not None
+        assert self.first is not None
         notes = []
-        if self.found.unused:
-            notes.append(f"the loss does not use {', '.join(self.found.unused)}: counted as 0")
+        if self.probing.reason is not None:
+            notes.append(f"examples share their probes: {self.probing.reason}")
+        elif self.first.shared and not self.probing.shared:
+            notes.append(
+                f"one direction for all examples in {', '.join(self.first.shared)}: there is no "
+                "per-sample form of how they are used"
+            )
+        if self.first.unused:
+            notes.append(f"the loss does not use {', '.join(self.first.unused)}: counted as 0")
         if reached is False:
             notes.append(
                 f"the tolerance was not reached with {self.probes} replicates: the trace may be "
                 "near 0, where no relative error is small"
             )
-        error = self.found.step_error
+        error = self.step_error
         if error is not None and error > 0.1:
             notes.append(
                 f"two steps of the difference disagree by some {error:.0%}: rounding, or a kink "
                 "that is not frozen; measure in float64, and run seht.check on the model"
             )
-        known = getattr(self.batches, "whole", None)
-        sampling = sampling_error(self.visits, known) if self.batches.partial else None
+        sampling = sampling_error(self.visits) if self.batches.partial else None
         return TraceResult(
             estimate=float(pooled.mean[0]),
             stderr=math.sqrt(float(pooled.variance[0])),
             dof=pooled.dof,
             samples=self.samples,
-            layers=self._layers(pooled) if self.per_layer else None,
+            layers=self._layers(pooled) if self.probing.per_layer else None,
             weight_norm=self.problem.weight_norm,
             seconds=self.reporter.seconds,
             curvature=self.problem.curvature,
-            method="shared",
+            method="shared" if self.probing.shared else "per-sample",
             probes=self.probes,
             loss=self.loss,
             partial=self.batches.partial,

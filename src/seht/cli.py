@@ -178,13 +178,23 @@ def add_bench(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
+        "what",
+        nargs="?",
+        choices=["penalty", "measure"],
+        default="penalty",
+        help="training with the penalty (default), or measuring a trace beside other packages",
+    )
+    parser.add_argument(
         "--model",
         action="append",
         metavar="NAME",
-        help="resnet18, wrn, lstm, gpt or mlp only (may be repeated)",
+        help="resnet18, wrn, lstm, gpt or mlp only; measure: resnet18 or gpt (may be repeated)",
     )
     parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
-    parser.add_argument("--repeats", type=int, metavar="N", help="rounds of timing")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help="rounds of timing; measure: the others' products"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="measure: where the data is")
     parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
     parser.add_argument("--plot", metavar="FILE", help="plot cost against variance (.png, .svg)")
     parser.add_argument("--out", metavar="FILE", help="write the Markdown there, too")
@@ -193,6 +203,8 @@ def add_bench(commands: Any) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """Measure and report."""
+    if arguments.what == "measure":
+        return _bench_measure(arguments)
     from seht.lab.bench.command import Command
 
     try:
@@ -207,6 +219,25 @@ def run_bench(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     command.run()
+    return 0
+
+
+def _bench_measure(arguments: argparse.Namespace) -> int:
+    from seht.lab.bench.measuring.command import Command
+
+    if arguments.plot is not None:
+        raise UsageError("seht bench measure has no plot; leave --plot out")
+    try:
+        Command(
+            arguments.model,
+            arguments.fast,
+            arguments.repeats,
+            arguments.json,
+            arguments.out,
+            arguments.data_dir,
+        ).run()
+    except ValueError as error:
+        raise UsageError(" ".join(str(error).split())) from error
     return 0
 
 
@@ -327,12 +358,12 @@ def _subjects(arguments: argparse.Namespace) -> list[Any]:
     import seht.measure.command as command
 
     models = arguments.model or []
-    if not models and not arguments.runs:
-        raise UsageError("give runs to measure, or --model and --data; see seht measure --help")
     if models and not arguments.data:
         raise UsageError("--model needs --data module:function, which returns what to measure on")
     if arguments.data and not models:
         raise UsageError("--data needs --model module:function; runs bring their own data")
+    if not models and not arguments.runs:
+        raise UsageError("give runs to measure, or --model and --data; see seht measure --help")
     found = []
     if arguments.runs:
         from seht.lab.measured import subjects

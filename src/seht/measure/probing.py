@@ -87,17 +87,16 @@ class Probing:
             self._estimator = SehtH()
             return self._ask(self._estimator, batch, probes, seed)
 
-    def step_error(self, batch: Any, seed: int) -> float | None:
-        """The relative error of the differences, as twice the step shows it.
+    def step_error(self, near: Part, batch: Any, seed: int) -> float | None:
+        """The relative error of a batch's first replicate, as twice the step shows it.
 
         The error grows like e^2 (one-sided, for the Gauss-Newton trace, like e, and vanishes in the
         mean): three times that of the smaller step lies between the two.
         """
         kappa = KAPPA[self.problem.curvature, self.problem.weights[0].dtype]
-        near, far = (
-            self._ask(self._estimator, batch, 1, seed, k * kappa).values[0, 0] for k in (1, 2)
-        )
-        return float((far - near).abs() / 3 / near.abs()) if near != 0 else None
+        value = float(near.values[0, 0])
+        far = float(self._ask(self._estimator, batch, 1, seed, 2 * kappa).values[0, 0])
+        return abs(far - value) / 3 / abs(value) if value else None
 
     def _takes_wide(self, batch: Any) -> bool:
         """Whether the loss works with outputs in float64: not every one mixes dtypes."""

@@ -155,7 +155,8 @@ class _Run:
             if self.first is None:
                 if self._cut_wrongly(part, count):
                     return self.read(probes)
-                self.first, self.step_error = part, self.probing.step_error(batch, seed)
+                self.first = part
+                self.step_error = self.probing.step_error(part, batch, seed)
             count = part.examples or count
             self.visits.append(Visit(self.readings, count, part.values))
             samples, loss = samples + count, loss + count * part.loss

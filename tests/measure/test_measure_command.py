@@ -1,4 +1,4 @@
-"""The command ``seht measure``: table, JSON and page, for anyone's models and for the lab's runs."""
+"""The command ``seht measure``: table, JSON and page, for anyone's models and the lab's runs."""
 
 import json
 import math

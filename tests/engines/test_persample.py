@@ -17,6 +17,13 @@ from seht.engines.graphfree import replicates
 
 SEED = 3
 every = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+QUICK = {"linear", "conv2d-grouped", "transposed1d", "embedding-tied", "bilinear", "rnn", "views",
+         "attention-time-first", "group_norm", "time-and-batch"}  # fmt: skip
+one_of_each_kind = pytest.mark.parametrize(
+    "problem",
+    [pytest.param(p, id=p.name, marks=[] if p.name in QUICK else pytest.mark.slow)
+     for p in PROBLEMS],
+)  # fmt: skip
 
 
 def closure_of(model, x, y):
@@ -74,7 +81,7 @@ def test_gauss_newton(problem):
     assert distance(got, gradient) < 1e-5
 
 
-@every
+@one_of_each_kind
 @pytest.mark.parametrize("curvature", ["hessian", "ggn"])
 def test_lean(problem, curvature):
     scalar, lean = (penalised(problem, lean=lean, curvature=curvature) for lean in (False, True))
@@ -82,7 +89,7 @@ def test_lean(problem, curvature):
     assert distance(lean[3], scalar[3]) < 1e-4
 
 
-@every
+@one_of_each_kind
 def test_unbiased(problem):
     """The mean of many probes is the exact trace, within its error."""
     model, x, y = problem.make()

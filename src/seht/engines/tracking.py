@@ -106,6 +106,10 @@ class Tracker:
         self.varied: set[str] = set()
         """Weights with a use that has a per-sample form."""
         self.calls = 0
+        self.hidden = False
+        """Inside the forward of a custom Function, where what is computed looks constant."""
+        self.holds = False
+        """Whether batch statistics are held: their gradient needs the centre's graph."""
         self._model = model
         self._weights = {id(w): name for name, w in weights.items()}
         self._by_name = weights
@@ -183,7 +187,8 @@ class Tracker:
 
     def tag(self, tensor: Tensor, tag: Tag | None) -> None:
         """Give a tensor its tag."""
-        if not tensor.requires_grad and (tag is SUM or isinstance(tag, Broken)):
+        constant = not tensor.requires_grad and not self.hidden
+        if constant and (tag is SUM or isinstance(tag, Broken)):
             tag = None  # a constant couples nothing
         self._tags[id(tensor)] = (weakref.ref(tensor), tag)
 
@@ -263,7 +268,7 @@ class Tracker:
             part = self.part(tensor)
             if part is None or all(o is tensor for o in outs):
                 continue
-            if not any(o.requires_grad for o in outs):
+            if not self.hidden and not any(o.requires_grad for o in outs):
                 continue
             if func in MOVEMENT and len(given) == 1 and args and args[0] is tensor:
                 single = len(outs) == 1 and not isinstance(outs, tuple)

@@ -90,7 +90,8 @@ class HessianTrace:
         options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
             ``distribution``, ``batch_dim``, ``coupling``; and the difference engine's:
             ``kappa`` (the relative step, adapted if not given), ``two_sided`` (a
-            second-order ``"ggn"``), ``kinks="free"`` (the noise-stability objective instead, see :mod:`seht.engines.free`).
+            second-order ``"ggn"``), ``kinks="free"`` (the noise-stability objective instead, see
+            :mod:`seht.engines.free`).
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Which function carries the example axis how.
 
-Three tables are short cuts (elementwise functions, indexing, reductions); any other function is
-asked by experiment: where the inputs of some examples change, which entries of the output do?
-If those of other examples do too, the function couples examples. Answers are kept by shapes and
-arguments, so that the experiment is made on the first step only.
+Tables tell it for elementwise functions, reductions, losses, and for whatever only puts entries
+elsewhere. Any other function is asked by experiment: where the inputs of some examples change,
+which entries of the output do? If those of other examples do too, the function couples examples.
+Answers are kept by shapes and arguments, so that the experiment is made on the first step only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.engines.axes import SUM, Axis, Broken, Tag, axis_from, compressed, spread
+from seht.engines.axes import SUM, Axis, Broken, Tag, axis_from, compressed, every_tensor, spread
 from seht.engines.kinks import spellings
 
 
@@ -132,6 +132,20 @@ def _loss(classes: bool, *, at: int) -> Follow:
 # --- places ---------------------------------------------------------------------------------------
 
 
+def moved(call: Call) -> list[Tag | None]:
+    """Functions that put entries elsewhere: asked where they put the entries' owners."""
+    axis = call.tags[0]
+    assert isinstance(axis, Axis)
+    owners = spread(call.given[0].shape, axis, call.n)
+    rest = call.args[1:], call.kwargs
+    try:
+        out = call.func(owners, *rest[0], **rest[1])
+    except RuntimeError:  # a view of what has no memory of its own
+        out = call.func(owners.contiguous(), *rest[0], **rest[1])
+    found = [compressed(part, call.n) for part in every_tensor(out)]
+    return [Broken(f"{call.name} {t.reason}") if isinstance(t, Broken) else t for t in found]
+
+
 def _moved(call: Call) -> Tag | None:
     """Indexing: the owners of the entries go where the entries go."""
     axis = call.tags[0]
@@ -139,11 +153,7 @@ def _moved(call: Call) -> Tag | None:
         if axis is None:  # what all share, looked up by the examples' own indices
             return next((t for t in call.tags if isinstance(t, Broken)), None) or _looked_up(call)
         return axis
-    owners = call.func(spread(call.given[0].shape, axis, call.n), *call.args[1:], **call.kwargs)
-    if call.out.numel() == 0:
-        return Broken(f"{call.name} leaves nothing")
-    found = compressed(owners, call.n)
-    return Broken(f"{call.name} {found.reason}") if isinstance(found, Broken) else found
+    return Broken(f"{call.name} leaves nothing") if call.out.numel() == 0 else moved(call)[0]
 
 
 def _looked_up(call: Call) -> Tag | None:
@@ -306,4 +316,4 @@ MOVEMENT = frozenset(
         torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
     ]
 )
-"""Functions that put entries elsewhere and change none: asked with random numbers."""
+"""Functions that put entries elsewhere and change none."""

@@ -72,7 +72,8 @@ class DifferenceEngine:
             watch = watch and not free and self.steps.due
             prefix = not watch and not free and _pays(task)
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
-            lean = lean and not prefix and not task.skip
+            held = getattr(task.estimator, "coupling", None) == "frozen"
+            lean = lean and not prefix and not task.skip and not held
             passes = Passes(
                 task,
                 lean=lean,

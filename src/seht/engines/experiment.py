@@ -1,7 +1,7 @@
 """Ask a function by experiment whether it keeps examples apart, and where it puts them.
 
-The inputs of half of the examples are replaced by others. If only entries of those examples
-change in the output, along some dimension, then that is the example axis of the output. If no
+The inputs of half of the examples are replaced by others, for several halves. If only entries of
+those examples change in the output, along some dimension, that is its example axis. If no
 dimension is left, the output may still be a sum over the examples: then two replacements together
 change it by the sum of what each does alone. Anything else couples the examples.
 """
@@ -15,29 +15,35 @@ import torch
 from torch import Tensor
 
 from seht.engines.axes import SUM, Axis, Tag, every_tensor, exchange
-from seht.engines.axis_rules import MOVEMENT, Call, couples
+from seht.engines.axis_rules import Call, couples
 from seht.engines.kinks import IN_PLACE
 from seht.probes import generator
 
 
 def ask(call: Call, random: Any) -> list[Tag | None]:
     """One tag for each tensor that the call returned."""
-    half = torch.randperm(call.n, generator=generator(1)) < call.n // 2
-    given = _stand_ins(call) if call.func in MOVEMENT else call.given
+    given, masks = call.given, _masks(call.n)
     with torch.no_grad(), random.kept():
         try:
             base = _run(call, given)
-            changed = [_run(call, _mixed(call, given, mask)) for mask in (half, ~half)]
+            changed = [_run(call, _mixed(call, given, mask)) for mask in masks]
         except (RuntimeError, ValueError, TypeError, IndexError):
             return [couples(call)] * len(list(every_tensor(call.out)))
         tags: list[Tag | None] = []
         for place, out in enumerate(base):
             moved = [_differs(out, other[place]) for other in changed]
-            found: Tag | None = _locate(call, out, moved, (half, ~half))
+            found: Tag | None = _locate(call, out, moved, masks)
             if found is None and any(bool(m.any()) for m in moved):
-                found = _sum(call, given, place, half)
+                found = _sum(call, given, place, masks[0])
             tags.append(found)
         return tags
+
+
+def _masks(n: int) -> list[Tensor]:
+    """Halves of the examples, and the other halves, by which any two can be told apart."""
+    numbers = torch.randperm(n, generator=generator(1))
+    halves = [(numbers >> bit & 1).bool() for bit in range((n - 1).bit_length())]
+    return [side for half in halves for side in (half, ~half)]
 
 
 def _run(call: Call, given: list[Tensor]) -> list[Tensor]:
@@ -45,15 +51,6 @@ def _run(call: Call, given: list[Tensor]) -> list[Tensor]:
     args, kwargs = exchange((call.args, call.kwargs), fresh)
     out = call.func(*args, **kwargs)
     return list(every_tensor(args[0] if call.func in IN_PLACE else out))
-
-
-def _stand_ins(call: Call) -> list[Tensor]:
-    """Random numbers instead of the examples' own, which may all be zero."""
-    own = generator(2)
-    return [
-        t if tag is None else torch.rand(t.shape, generator=own).mul_(1e6).to(t)
-        for t, tag in zip(call.given, call.tags, strict=True)
-    ]
 
 
 def _mixed(call: Call, given: list[Tensor], mask: Tensor) -> list[Tensor]:
@@ -87,13 +84,11 @@ def _differs(a: Tensor, b: Tensor) -> Tensor:
     return ~torch.isclose(a, b, rtol=close, atol=close * float(size), equal_nan=True)
 
 
-def _locate(
-    call: Call, out: Tensor, moved: list[Tensor], masks: tuple[Tensor, Tensor]
-) -> Axis | None:
+def _locate(call: Call, out: Tensor, moved: list[Tensor], masks: list[Tensor]) -> Axis | None:
     quiet: Axis | None = None
     for axis in _candidates(call, out):
         owners = axis.owners(out.shape[axis.dim], call.n)
-        hits = [m.movedim(axis.dim, 0).flatten(1).any(1).cpu() for m in moved]
+        hits = [m.movedim(axis.dim, 0).reshape(len(owners), -1).any(1).cpu() for m in moved]
         if any(bool((hit & ~mask[owners]).any()) for hit, mask in zip(hits, masks, strict=True)):
             continue
         if any(bool(hit.any()) for hit in hits):

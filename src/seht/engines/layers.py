@@ -20,13 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seht.engines import recurrent
 from seht.engines.axes import Axis, Broken
 from seht.engines.constants import PADDED
-from seht.engines.kinks import KINKS, spellings
+from seht.engines.kinks import spellings
+from seht.engines.prefix import stand_in
 from seht.engines.rules import Rule, opened
 from seht.engines.signs import Convolution, Factors, Linear, Perturbed, factorise, frugal_product
 from seht.engines.tracking import Part
@@ -348,6 +350,59 @@ def _norm(form: Norm) -> Rule:
     return Rule(record, replay)
 
 
+# --- batch norm with its statistics held ----------------------------------------------------------
+
+
+def _statistics(
+    input: Tensor, running_mean: Any, running_var: Any, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> tuple[Tensor, Tensor | None, Tensor | None, bool, float]:  # fmt: skip
+    return input, weight, bias, training or running_mean is None, eps
+
+
+def _held(args: Any, kwargs: Any, mean: Tensor, var: Tensor) -> Tensor:
+    """Batch norm with these statistics, by operations that know their gradient."""
+    x, weight, bias, _, eps = _statistics(*args, **kwargs)
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    scale = torch.rsqrt(var + eps)
+    scale = scale if weight is None else scale * weight
+    y = (x - mean.view(shape)) * scale.view(shape)
+    return y if bias is None else y + bias.view(shape)
+
+
+def _batch_norm() -> Rule:
+    plain = _norm(Norm(3, 4, channels=True))
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        tracker = mode.tracker
+        x, weight, bias, batch, _ = _statistics(*args, **kwargs)
+        tag = tracker.get(x)
+        if tracker.coupling != "frozen" or not batch or not isinstance(tag, Axis):
+            y, use = plain.record(mode, func, args, kwargs)
+            return y, (use, None)
+        with torch.no_grad():
+            func(*args, **kwargs)  # moves the running statistics, once
+        rest = [0, *range(2, x.dim())]
+        mean, var = x.mean(rest), x.var(rest, correction=0)
+        tracker.tag(mean, None)
+        tracker.tag(var, None)
+        tracker.holds = True
+        y = _held(args, kwargs, mean, var)
+        for tensor in (weight, bias):
+            tracker.share(tracker.part(tensor), "batch_norm with held statistics")
+        tracker.tag(y, tag)
+        return y, (None, (mean, var))
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        use, held = decision
+        if held is None:
+            return plain.replay(mode, use, func, args, kwargs)
+        # Leaves of the perturbed graphs whose gradient goes on into the centre's statistics.
+        return _held(args, kwargs, *(stand_in(part, mode.aliases) for part in held))
+
+    return Rule(record, replay)
+
+
 LAYERS: dict[Any, Rule] = {
     F.linear: _product(Product(_linear, into=1, out=0, channel=-1)),
     **dict.fromkeys(
@@ -367,10 +422,8 @@ LAYERS: dict[Any, Rule] = {
     F.layer_norm: _norm(Norm(2, 3, channels=False)),
     F.rms_norm: _norm(Norm(2, None, channels=False)),
     F.group_norm: _norm(Norm(2, 3, channels=True)),
-    F.batch_norm: _norm(Norm(3, 4, channels=True)),
+    F.batch_norm: _batch_norm(),
     F.instance_norm: _norm(Norm(3, 4, channels=True)),
     F.multi_head_attention_forward: opened(F.multi_head_attention_forward),
     **recurrent.RULES,
 }
-
-assert KINKS  # the other table, of what decides

@@ -28,6 +28,8 @@ class Mode(TorchFunctionMode):
         self.random = random
         self.compact = compact
         """Keep masks instead of whole outputs: less memory, where the centre's graph is gone."""
+        self.packed = False
+        """Keep masks in bits: slower, for those who keep no graph and want no memory."""
         self.constant = False
         """Inside the user's no_grad: everything is a constant to autograd."""
         self._compiled = False

@@ -89,6 +89,7 @@ class Passes:
             self.boundary.cut = lean
             self.boundary.tracker = tracker
             self.boundary.dropped = self._dropped
+        self.recorder.packed = self._dropped is not None
         since = mark()
         if tracker is not None:
             self.recorder.tracker, self.recorder.layers = tracker.begin(since), LAYERS

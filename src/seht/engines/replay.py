@@ -101,7 +101,9 @@ class Recorder(Mode):
         out = self._decide(func, args, kwargs)
         tracker = self.tracker
         if tracker is not None and (func in IN_PLACE or not tracker.knows(out)):
+            tracker.hidden = self.hidden()
             tracker.follow(func, args, kwargs, out)
+            tracker.hidden = False
         return out
 
     def _decide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -177,6 +179,7 @@ class Replayer(Mode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder.random, recorder.compact)
         self.layers = recorder.layers
+        self.packed = recorder.packed
         self.tracker = None
         self.signs: Signs | None = None
         """The probes of the examples, and how far this pass goes along them."""

@@ -21,6 +21,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+try:
+    import numpy
+except ImportError:  # PyTorch does without it
+    numpy = None  # type: ignore[assignment]
+
 Record = Callable[[TorchFunctionMode, Any, Any, Any], tuple[Any, Any]]
 Replay = Callable[[TorchFunctionMode, Any, Any, Any, Any], Any]
 
@@ -109,6 +114,8 @@ def _write_back(x: Tensor, y: Tensor, in_place: bool) -> Tensor:
 def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     x = first(args, kwargs)
     y = func(*args, **kwargs)
+    if mode.packed and numpy is not None and y.device.type == "cpu":
+        return y, (y is x, "bits", numpy.packbits((y.detach() > 0).numpy().reshape(-1)), y.shape)
     if y is x or mode.compact:
         return y, (y is x, True, (y.detach() > 0).view(torch.int8), None)
     # A compiler cannot trace version counters, and needs no such check: it has no in-place writes.
@@ -118,6 +125,9 @@ def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any
 
 def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, (in_place, masked, kept, version) = first(args, kwargs), decision
+    if masked == "bits":
+        flat = numpy.unpackbits(kept, count=version.numel())
+        kept = torch.from_numpy(flat).view(version)
     if masked:
         return x.mul_(kept) if in_place else x * kept
     if version is not None and kept._version != version:

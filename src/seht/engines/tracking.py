@@ -22,7 +22,7 @@ from seht.engines.axes import (
     axis_from,
     every_tensor,
 )
-from seht.engines.axis_rules import AXES, LINEAR, MOVEMENT, Call, couples
+from seht.engines.axis_rules import AXES, LINEAR, MOVEMENT, Call, couples, moved
 from seht.engines.experiment import ask
 from seht.engines.kinks import IN_PLACE, spellings
 from seht.engines.prefix import root_of
@@ -36,6 +36,7 @@ _BY_CONTENT = frozenset(
     """)
 )
 """Functions whose answer depends on what an index tensor holds: asked anew in each step."""
+_REPEAT = frozenset(spellings("repeat_interleave"))
 _SET = torch.Tensor.__setitem__
 _GRAD = torch.autograd.grad
 
@@ -105,6 +106,10 @@ class Tracker:
         self.varied: set[str] = set()
         """Weights with a use that has a per-sample form."""
         self.calls = 0
+        self.hidden = False
+        """Inside the forward of a custom Function, where what is computed looks constant."""
+        self.holds = False
+        """Whether batch statistics are held: their gradient needs the centre's graph."""
         self._model = model
         self._weights = {id(w): name for name, w in weights.items()}
         self._by_name = weights
@@ -182,7 +187,8 @@ class Tracker:
 
     def tag(self, tensor: Tensor, tag: Tag | None) -> None:
         """Give a tensor its tag."""
-        if not tensor.requires_grad and (tag is SUM or isinstance(tag, Broken)):
+        constant = not tensor.requires_grad and not self.hidden
+        if constant and (tag is SUM or isinstance(tag, Broken)):
             tag = None  # a constant couples nothing
         self._tags[id(tensor)] = (weakref.ref(tensor), tag)
 
@@ -262,7 +268,7 @@ class Tracker:
             part = self.part(tensor)
             if part is None or all(o is tensor for o in outs):
                 continue
-            if not any(o.requires_grad for o in outs):
+            if not self.hidden and not any(o.requires_grad for o in outs):
                 continue
             if func in MOVEMENT and len(given) == 1 and args and args[0] is tensor:
                 single = len(outs) == 1 and not isinstance(outs, tuple)
@@ -333,12 +339,17 @@ class Tracker:
         key = self._key(call)
         if key is not None and key in self._memory.answers:
             return self._memory.answers[key]
-        tags = ask(call, self._random)
+        moves = call.func in MOVEMENT and isinstance(self._first(call), Axis)
+        tags = moved(call) if moves else ask(call, self._random)
         if len(tags) != count:
             tags = [couples(call)] * count
         if key is not None:
             self._memory.keep(key, tags)
         return tags
+
+    def _first(self, call: Call) -> Tag | None:
+        whole = bool(call.args) and call.given[0] is call.args[0]
+        return call.tags[0] if whole else None
 
     def _written(self, call: Call) -> Tag | None:
         """target[index] = value: where the value's examples lie in the target."""
@@ -369,7 +380,7 @@ class Tracker:
         return None
 
     def _key(self, call: Call) -> Any:
-        if call.func in _BY_CONTENT:
+        if call.func in _BY_CONTENT or (call.func in _REPEAT and len(call.given) > 1):
             return None
         tags = iter(call.tags)
         try:
@@ -395,6 +406,14 @@ class Tracker:
         tag = self.get(loss)
         if isinstance(tag, Broken) and self.coupling != "own":
             raise ExampleError(self._explain(tag.reason))
+        if not self.moving() and self.varied | self.shared.keys():
+            raise ExampleError(
+                self._explain("no probed weight meets the examples on its own: " + self._why())
+            )
+
+    def _why(self) -> str:
+        name, why = next(iter(self.shared.items()))
+        return f"{name} for one: {why}"
 
     def _explain(self, reason: str) -> str:
         return (

@@ -85,7 +85,7 @@ def test_json_holds_every_figure_and_no_nan(run):
 
 
 def test_the_page_is_self_contained(run, tmp_path):
-    code, out, err = run(*mine("small", "wide"), "--html", "flat.html", "--probes", "4")
+    code, out, err = run(*mine("small", "wide"), "--html", "flat.html", "--few", "20")
     assert code == 0, err
     page = (tmp_path / "flat.html").read_text()
     assert page.count("<svg") >= 7 and "flat.html" in out

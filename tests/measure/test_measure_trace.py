@@ -1,6 +1,9 @@
 """The trace over a data set: right, with an honest error, whatever the data looks like."""
 
+import copy
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import seht
 from seht import measure
+from seht.lab.models import GPT
 
 CURVATURES = ("hessian", "ggn")
 
@@ -34,7 +38,7 @@ slow = pytest.mark.slow
     ("method", "curvature", "micro_batch"),
     [
         ("per-sample", "hessian", 24),
-        ("per-sample", "ggn", None),
+        pytest.param("per-sample", "ggn", None, marks=slow),
         ("shared", "hessian", None),
         pytest.param("per-sample", "hessian", 6, marks=slow),
         pytest.param("per-sample", "ggn", 6, marks=slow),
@@ -197,3 +201,51 @@ def test_progress(problem, capsys):
 def test_mistakes_are_named(problem, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         measure.trace(problem[0], loss_fn, problem[1], **options)
+
+
+def test_the_example_of_the_documentation_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "measure.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert names["result"].reached and "tr(H) = " in capsys.readouterr().out
+
+
+def test_float32_is_right_where_losses_round(problem):
+    """A GPT at its start: a loss of 4, a trace of 30, weights of 0.02."""
+    torch.manual_seed(0)
+    model = GPT(vocabulary=32, context=8, width=16, layers=1, heads=2)
+    tokens = torch.randint(32, (9, 24))
+
+    def loss(model, batch):
+        z, _ = model(batch[0])
+        return F.cross_entropy(z.flatten(0, 1), batch[1].flatten())
+
+    batch = (tokens[:-1], tokens[1:])
+    single = measure.trace(model, loss, batch, batch_dim=1)
+    wide = measure.trace(copy.deepcopy(model).double(), loss, batch, batch_dim=1)
+    assert single.method == "per-sample" and single.samples == 24
+    assert single.estimate == pytest.approx(wide.estimate, rel=0.01)  # the same probes
+    assert single.step_error < 0.01
+
+
+def test_coupled_examples_share_their_probe_and_it_is_told():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    x, y = data(150)  # more than we would cut a batch into
+    exact = float(seht.exact_trace(model, lambda: loss_fn(model, (x, y))))
+    result = measure.trace(model, loss_fn, (x, y), probes=300)
+    assert result.method == "shared" and "BatchNorm in train mode" in result.notes[0]
+    assert result.samples == 150 and abs(result.estimate - exact) < 4 * result.stderr
+    with pytest.raises(seht.ExampleError):
+        measure.trace(model, loss_fn, (x, y), method="per-sample")
+    model.eval()
+    own = measure.trace(model, loss_fn, (x, y))
+    assert own.method == "per-sample" and not own.notes
+
+
+def test_one_large_batch_is_cut():
+    model, batch = network(nn.Tanh), data(300)
+    seen = []
+    result = measure.trace(model, loss_fn, batch, progress=seen.append)
+    assert seen[-1].done == 3 and result.samples == 300  # 128, 128, 44

@@ -68,6 +68,7 @@ class Tracker:
             takes the step and a dictionary of values; ``None`` keeps the history only.
         prefix: put before each name.
         mode: ``"eval"``, or ``"as-is"``.
+        clock: tells the time, in seconds.
         options: for :func:`seht.measure.trace`: ``probes``, ``tol``, ``per_layer``, ``limit`` ...
     """
 
@@ -82,6 +83,7 @@ class Tracker:
         log: Any = None,
         prefix: str = "seht/",
         mode: str = "eval",
+        clock: Callable[[], float] = time.perf_counter,
         **options: Any,
     ) -> None:
         if (every is None) == (budget is None):
@@ -100,8 +102,9 @@ class Tracker:
         self.every, self.budget, self.mode, self.prefix = every, budget, mode, prefix
         self._log = _logger(log)
         self._options = options
-        self._start = time.perf_counter()
-        self._spent = 0.0
+        self._clock = clock
+        self._start = clock()
+        self._spent = self._last = 0.0
         self.steps = 0
         """How often :meth:`step` was called."""
         self.history: list[Tracked] = []
@@ -112,11 +115,11 @@ class Tracker:
         if self.every is not None:
             return self.steps % self.every == 0
         assert self.budget is not None
-        elapsed = time.perf_counter() - self._start
+        elapsed = self._clock() - self._start
         if not self.history:
             step = elapsed / max(1, self.steps)
             return self.steps > 0 and elapsed >= step / self.budget
-        return self._spent + self.history[-1].result.seconds <= self.budget * elapsed
+        return self._spent + self._last <= self.budget * elapsed
 
     def step(self) -> TraceResult | None:
         """Once per training step; measures and logs if it is time to."""
@@ -126,7 +129,7 @@ class Tracker:
 
     def measure(self) -> TraceResult:
         """Measure and log now."""
-        start = time.perf_counter()
+        start = self._clock()
         modes = [(module, module.training) for module in self.model.modules()]
         try:
             if self.mode == "eval":
@@ -140,13 +143,14 @@ class Tracker:
         self.history.append(entry)
         if self._log is not None:
             self._log(self.steps, entry.values(self.prefix))
-        self._spent += time.perf_counter() - start
+        self._last = self._clock() - start
+        self._spent += self._last
         return result
 
     @property
     def share(self) -> float:
         """Which share of the time went into measuring so far."""
-        return self._spent / max(1e-9, time.perf_counter() - self._start)
+        return self._spent / max(1e-9, self._clock() - self._start)
 
 
 def iter_once(data: Any) -> bool:

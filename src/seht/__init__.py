@@ -5,27 +5,32 @@
 """
 
 from seht.check import CheckReport, check
+from seht.engines.axes import ExampleError
 from seht.engines.boundary import boundary
 from seht.engines.kinks import register_kink
 from seht.engines.replay import replaying
 from seht.engines.rules import KinkError
 from seht.engines.witness import UnrepeatableError
-from seht.estimators import Estimator, SehtD, SehtH
+from seht.estimators import Estimator, SehtD, SehtH, SehtS
 from seht.functional import exact_trace, hessian_trace, loss_and_trace
 from seht.guards import PenaltyWarning
 from seht.penalty import HessianTrace, NonFiniteError, StepRecord
+
+from seht import measure  # isort: skip
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CheckReport",
     "Estimator",
+    "ExampleError",
     "HessianTrace",
     "KinkError",
     "NonFiniteError",
     "PenaltyWarning",
     "SehtD",
     "SehtH",
+    "SehtS",
     "StepRecord",
     "UnrepeatableError",
     "boundary",
@@ -33,6 +38,7 @@ __all__ = [
     "exact_trace",
     "hessian_trace",
     "loss_and_trace",
+    "measure",
     "register_kink",
     "replaying",
 ]

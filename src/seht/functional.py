@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from seht import estimators, probes
 from seht.engines import engine_options, make_engine
+from seht.engines.autograd import refuse_per_sample
 from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
 from seht.estimators import Estimator
@@ -39,7 +40,7 @@ def hessian_trace(
     Args:
         model: the module whose weights are probed.
         closure: computes the loss, a scalar or ``(scalar, aux)``.
-        estimator: ``"seht-h"``, ``"seht-d"`` or an estimator object.
+        estimator: ``"seht-h"``, ``"seht-d"``, ``"seht-s"`` or an estimator object.
         engine: ``"auto"`` or an engine's name.
         curvature: ``"hessian"``, or ``"ggn"`` for the Gauss-Newton part :math:`J^T H_{out} J`.
         params: which tensors, see :func:`seht.probes.choose`.
@@ -130,6 +131,12 @@ def check_curvature(curvature: str) -> None:
         raise ValueError(estimators.unknown("curvature", curvature, CURVATURES))
 
 
+def check_pair(engine: Engine, estimator: Estimator) -> None:
+    """Refuse an estimator that the engine cannot serve, before the first step."""
+    if engine.name == "autograd":
+        refuse_per_sample(estimator)
+
+
 def make_task(
     model: nn.Module,
     closure: Closure,
@@ -186,17 +193,20 @@ def _prepare(
     check_arguments(model, closure)
     check_curvature(curvature)
     own, engines = split_options(options)
+    estimator_object = estimators.make(estimator, own)
     task = make_task(
         model,
         closure,
         probes.choose(model, params),
-        estimators.make(estimator, own),
+        estimator_object,
         check_seed(seed),
         curvature=curvature,
         boundary=boundary,
         differentiable=torch.is_grad_enabled(),
     )
-    return make_engine(engine, engines), task
+    worker = make_engine(engine, engines)
+    check_pair(worker, estimator_object)
+    return worker, task
 
 
 def _zero(model: nn.Module) -> Tensor:

@@ -42,6 +42,8 @@ class StepRecord:
     """The engine's own relative error (not the probe's), where it is known."""
     unused: tuple[str, ...] = ()
     """Drawn tensors that the loss does not depend on; they count as zero."""
+    shared: tuple[str, ...] = ()
+    """With ``estimator="seht-s"``: tensors that kept one direction for all examples."""
 
 
 class HessianTrace:
@@ -67,8 +69,8 @@ class HessianTrace:
     Args:
         model: the module whose weights are probed.
         weight: :math:`\lambda`, or a function of the step.
-        estimator: ``"seht-h"`` (default), ``"seht-d"``, or an object such as
-            ``seht.SehtD(prob=0.01)``.
+        estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
+            see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
         curvature: ``"hessian"``, or ``"ggn"`` for the trace of the Gauss-Newton part
             :math:`J^T H_{out} J`: two plain steps, never negative where the loss is convex in the
             outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
@@ -86,9 +88,10 @@ class HessianTrace:
         on_nonfinite: ``"raise"``, or ``"skip"`` the penalty on that step with one warning.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
         options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
-            ``distribution``; and the difference engine's: ``kappa`` (the relative step, adapted if
-            not given), ``two_sided`` (a second-order ``"ggn"``), ``kinks="free"`` (the
-            noise-stability objective instead, see :mod:`seht.engines.free`).
+            ``distribution``, ``batch_dim``, ``coupling``; and the difference engine's:
+            ``kappa`` (the relative step, adapted if not given), ``two_sided`` (a
+            second-order ``"ggn"``), ``kinks="free"`` (the noise-stability objective instead, see
+            :mod:`seht.engines.free`).
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class HessianTrace:
         self.seed = functional.check_seed(seed)
         self.guard = Guard()
         self._engine = make_engine(engine, engine_options)
+        functional.check_pair(self._engine, self.estimator)
         self._calls = 0
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
@@ -283,6 +287,7 @@ class HessianTrace:
             seed=task.seed,
             error=error,
             unused=estimate.unused,
+            shared=estimate.shared,
         )
         _, aux, has_aux = split(estimate.output)
         return (total, aux) if has_aux else total

@@ -147,11 +147,11 @@ def test_every_single_layer(id):
 
 def test_these_checks_can_fail(monkeypatch):
     """Without the rules for ReLU the difference is another object, whatever the step."""
-    from seht.engines import replay
+    from seht.engines import mode
 
     fixture = Fixture(cases.find("resnet18"))
     truth = estimate(fixture, "autograd")
     assert errors(fixture, truth, kappa=1e-2)[1] < 0.05
-    free = {f: rule for f, rule in replay.KINKS.items() if f is not torch.nn.functional.relu}
-    monkeypatch.setattr(replay, "KINKS", free)
+    free = {f: rule for f, rule in mode.KINKS.items() if f is not torch.nn.functional.relu}
+    monkeypatch.setattr(mode, "KINKS", free)
     assert errors(fixture, truth, kappa=1e-2)[1] > 1

@@ -42,6 +42,15 @@ from seht.engines.curved import slope
 from seht.safe_ops import safe_ops
 
 
+def refuse_per_sample(estimator: object) -> None:
+    """Per-sample probes are made by rules of the other engine."""
+    if getattr(estimator, "per_sample", False):
+        raise ValueError(
+            "estimator='seht-s' needs engine='difference' (or 'auto'): engine='autograd' has one "
+            "probe for all examples"
+        )
+
+
 class AutogradEngine:
     """Exact to rounding for every operator with two more derivatives; some ten plain steps."""
 
@@ -51,6 +60,7 @@ class AutogradEngine:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_scripted(task.model, self.name)
         refuse_compiled(task.model)
+        refuse_per_sample(task.estimator)
         buffers = BorrowedBuffers(task.model)
         boundary = Boundary(task) if task.curvature == "ggn" else None
         with torch.inference_mode(False), torch.enable_grad(), buffers:

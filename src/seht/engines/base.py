@@ -19,6 +19,12 @@ Directions = dict[str, Tensor]
 """One probe: for each drawn tensor its part of the direction, int8 signs or floating numbers."""
 
 
+class Probe(Directions):
+    """One probe, with the seeds its parts were drawn from."""
+
+    seeds: dict[str, int]
+
+
 @dataclass(frozen=True)
 class Task:
     """One estimate to make: everything an engine needs, and nothing that outlives the call."""
@@ -45,6 +51,11 @@ class Task:
     """Leave the penalty out where the estimate is not finite."""
 
     @property
+    def per_sample(self) -> bool:
+        """Whether every example has a probe of its own."""
+        return bool(getattr(self.estimator, "per_sample", False))
+
+    @property
     def constant(self) -> bool:
         """Whether the trace's coefficient is known before the trace is."""
         return self.limit is None and not self.skip
@@ -58,15 +69,16 @@ class Task:
             factor = factor * torch.where(size > 0, self.limit * loss.abs() / size, 1).clamp(max=1)
         return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
 
-    def probes(self) -> Iterator[Directions]:
+    def probes(self) -> Iterator[Probe]:
         """The probes of this task, drawn one after the other."""
         for k in range(self.estimator.probes):
-            yield {
-                name: self.estimator.entries(
-                    tensor.shape, draw.entry_seed(self.seed, k, index), tensor.device
-                )
-                for index, (name, tensor) in zip(self.indices, self.weights.items(), strict=True)
-            }
+            probe = Probe()
+            names = zip(self.indices, self.weights, strict=True)
+            probe.seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
+            for name, tensor in self.weights.items():
+                seed = probe.seeds[name]
+                probe[name] = self.estimator.entries(tensor.shape, seed, tensor.device)
+            yield probe
 
 
 @dataclass
@@ -78,6 +90,8 @@ class Estimate:
     output: Any
     """What the closure returned (in the difference engine: its centre pass)."""
     unused: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    """With per-sample probes: the tensors that kept one direction for all examples."""
     error: float | None = None
     total: Tensor | None = None
     """In the lean form: loss + coefficient * trace, its gradient computed and waiting."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from seht.engines.base import Task
 from seht.engines.prefix import shares_memory
+from seht.engines.rules import Dropped
 from seht.probes import clean_name
 
 _active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)
@@ -48,6 +49,10 @@ class Boundary:
         self.cut = False
         """Make the outputs leaves, so that the network's graph can go."""
         self.roots: list[Tensor] = []
+        self.dropped: Dropped | None = None
+        """Where no graph is kept: the loss has one all the same, to be differentiated twice."""
+        self.tracker: Any = None
+        """Follows the examples, for per-sample probes."""
         self.made: set[int] = set()
         """The identities of what was given out, for those who ask where a tensor comes from."""
 
@@ -58,6 +63,7 @@ class Boundary:
 
     def mark(self, outputs: Any) -> Any:
         """Take over a structure of tensors marked by the user."""
+        self._drop(False)
         return self._alias(outputs, self._marked)
 
     def __enter__(self) -> Boundary:
@@ -79,6 +85,7 @@ class Boundary:
         self._depth += 1
         if self._depth > 1:
             return None
+        self._drop(True)
         self._calls += 1
         # A hidden state that comes back is no output any more, but a part of the network.
         return _map((args, kwargs), self._origin) if self._origins else None
@@ -87,7 +94,12 @@ class Boundary:
         self._depth -= 1
         if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
             return None
+        self._drop(False)
         return self._alias(outputs, self._hooked)
+
+    def _drop(self, on: bool) -> None:
+        if self.dropped is not None:
+            self.dropped.on = on
 
     def _alias(self, value: Any, found: list[Tensor]) -> Any:
         return _map(value, lambda tensor: self._take(tensor, found))
@@ -104,6 +116,8 @@ class Boundary:
             else:
                 found.append(tensor.view_as(tensor))
             given = found[-1].clone()  # the closure may write into it
+            if self.tracker is not None:
+                self.tracker.same(tensor, given)
         self._origins[id(given)] = (given, tensor)
         self.made.add(id(given))
         return given

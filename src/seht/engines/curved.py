@@ -60,13 +60,7 @@ class Curvature:
         """Differentiate dL/dz twice more along d."""
         if self._softmax is not None:
             return OutputCurvature(*self._softmax.along(direction), [])
-        pairs = [
-            (g, d)
-            for g, d in zip(self._gradient, direction, strict=True)
-            if g is not None and g.requires_grad
-        ]
-        slopes, along = map(list, zip(*pairs, strict=True))
-        product = _grad(slopes, self._outputs, along, graph=True)
+        product = self._product(direction, graph=True)
         value = torch.stack(
             [(h.detach() * d).sum() for h, d in zip(product, direction, strict=True)]
         ).sum()
@@ -78,6 +72,21 @@ class Curvature:
             third = _grad(products, self._outputs, along, graph=False)
             beyond = _beyond(products, along, self._outputs)
         return OutputCurvature(value, [h.detach() for h in product], third, beyond)
+
+    def product(self, direction: list[Tensor]) -> list[Tensor]:
+        """H d alone."""
+        if self._softmax is not None:
+            return self._softmax.product(direction)
+        return self._product(direction, graph=False)
+
+    def _product(self, direction: list[Tensor], *, graph: bool) -> list[Tensor]:
+        pairs = [
+            (g, d)
+            for g, d in zip(self._gradient, direction, strict=True)
+            if g is not None and g.requires_grad
+        ]
+        slopes, along = map(list, zip(*pairs, strict=True))
+        return _grad(slopes, self._outputs, along, graph=graph)
 
 
 def _beyond(

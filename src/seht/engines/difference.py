@@ -31,6 +31,7 @@ from seht.engines.graph import Stored, handed_out
 from seht.engines.passes import Gradient, Passes, add, sketch, times
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
+from seht.engines.tracking import Memory
 from seht.estimators import unknown
 
 
@@ -49,6 +50,8 @@ class DifferenceEngine:
         self.kinks = kinks
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.two_sided = two_sided
+        self.memory = Memory()
+        """With per-sample probes: where the examples lie, as far as it is known."""
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
@@ -56,6 +59,8 @@ class DifferenceEngine:
         free = self.kinks == "free"
         if free and task.curvature != "hessian":
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
+        if free and task.per_sample:
+            raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
         with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
@@ -67,13 +72,15 @@ class DifferenceEngine:
             watch = watch and not free and self.steps.due
             prefix = not watch and not free and _pays(task)
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
-            lean = lean and not prefix and not task.skip
+            held = getattr(task.estimator, "coupling", None) == "frozen"
+            lean = lean and not prefix and not task.skip and not held
             passes = Passes(
                 task,
                 lean=lean,
                 frozen=not free,
                 prefix=prefix,
                 watch=not free and (watch or self.steps.uses < 2),
+                memory=self.memory,
             )
             if not passes.used:
                 loss = passes.loss
@@ -88,6 +95,7 @@ class DifferenceEngine:
                 else:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
         found.commit = passes.buffers.commit
+        found.shared = passes.shared
         if not task.differentiable:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
         found.learn = self._learn
@@ -136,7 +144,8 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         both: Gradient = []
         for side in (e, -e):
             into, factor = (total, task.weight * unit) if fold else (both, None)
-            value += passes.gradient(sigma, side, into, factor) * (scale / (2 * side))
+            along = passes.gradient(sigma, side, into, factor)
+            value += sum(along.values()) * (scale / (2 * side))
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)

@@ -35,7 +35,7 @@ from seht.engines.rules import (
 )
 
 
-def _spellings(names: str) -> list[Any]:
+def spellings(names: str) -> list[Any]:
     """Every function object behind these names: in F, torch, torch._C._nn and Tensor."""
     homes = (F, torch, torch._C._nn, torch.Tensor, torch.special, torch.linalg)
     words = names.split()
@@ -83,7 +83,7 @@ for _n in (1, 2, 3):
     for _kind, _options in (("max_pool", 6), ("adaptive_max_pool", 2), ("fractional_max_pool", 4)):
         _indexed_form = getattr(F, f"{_kind}{_n}d_with_indices", None)
         if _indexed_form is not None:
-            for _f in _spellings(f"{_kind}{_n}d"):
+            for _f in spellings(f"{_kind}{_n}d"):
                 _max_pools[_f] = pooled(_indexed_form, _n, options=_options)
             _max_pools[_indexed_form] = pooled(_indexed_form, _n, options=_options, pair=True)
 
@@ -105,9 +105,9 @@ def _rounded(*_: Any, rounding_mode: Any = None, **__: Any) -> bool:
 
 
 KINKS: dict[Any, Rule] = {
-    **dict.fromkeys(_spellings("relu relu_"), RELU),
+    **dict.fromkeys(spellings("relu relu_"), RELU),
     **dict.fromkeys(
-        _spellings("""
+        spellings("""
             relu6 leaky_relu leaky_relu_ hardtanh hardtanh_ hardsigmoid abs abs_
             hardsigmoid_ threshold _threshold threshold_ rrelu rrelu_ absolute hardshrink
             softshrink clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_
@@ -119,23 +119,23 @@ KINKS: dict[Any, Rule] = {
         LINEAR,
     ),
     # smooth on each side
-    **dict.fromkeys(_spellings("elu elu_"), sided(_elu)),
-    **dict.fromkeys(_spellings("selu selu_"), sided(_selu)),
-    **dict.fromkeys(_spellings("prelu"), sided(_prelu)),
-    **dict.fromkeys(_spellings("celu"), composed(_celu)),
-    **dict.fromkeys(_spellings("celu_"), composed(partial(_celu, inplace=True))),
-    **dict.fromkeys(_spellings("hardswish"), composed(_hardswish)),
-    **dict.fromkeys(_spellings("hardswish_"), composed(partial(_hardswish, inplace=True))),
+    **dict.fromkeys(spellings("elu elu_"), sided(_elu)),
+    **dict.fromkeys(spellings("selu selu_"), sided(_selu)),
+    **dict.fromkeys(spellings("prelu"), sided(_prelu)),
+    **dict.fromkeys(spellings("celu"), composed(_celu)),
+    **dict.fromkeys(spellings("celu_"), composed(partial(_celu, inplace=True))),
+    **dict.fromkeys(spellings("hardswish"), composed(_hardswish)),
+    **dict.fromkeys(spellings("hardswish_"), composed(partial(_hardswish, inplace=True))),
     F.softsign: composed(_softsign),
     # the place of a maximum
     **_max_pools,
-    **dict.fromkeys(_spellings("max min median nanmedian"), indexed(1, default=None)),
-    **dict.fromkeys(_spellings("sort mode cummax cummin"), indexed(1)),
-    **dict.fromkeys(_spellings("topk kthvalue"), indexed(2)),
-    **dict.fromkeys(_spellings("amax amin"), REDUCED),
+    **dict.fromkeys(spellings("max min median nanmedian"), indexed(1, default=None)),
+    **dict.fromkeys(spellings("sort mode cummax cummin"), indexed(1)),
+    **dict.fromkeys(spellings("topk kthvalue"), indexed(2)),
+    **dict.fromkeys(spellings("amax amin"), REDUCED),
     # what autograd holds constant
     **dict.fromkeys(
-        _spellings("""
+        spellings("""
             gt ge lt le eq ne greater greater_equal less less_equal not_equal __gt__
             __ge__ __lt__ __le__ __eq__ __ne__ equal allclose isclose isnan isinf isfinite
             isposinf isneginf signbit is_nonzero logical_not logical_and logical_or
@@ -146,14 +146,14 @@ KINKS: dict[Any, Rule] = {
         """),
         CONSTANT,
     ),
-    **dict.fromkeys(_spellings("detach"), ALIAS),
+    **dict.fromkeys(spellings("detach"), ALIAS),
     torch.Tensor.data.__get__: ALIAS,  # type: ignore[attr-defined]
-    **dict.fromkeys(_spellings("to type type_as"), CAST),
-    **dict.fromkeys(_spellings("detach_"), DETACHED),
+    **dict.fromkeys(spellings("to type type_as"), CAST),
+    **dict.fromkeys(spellings("detach_"), DETACHED),
     torch.autograd.grad: GRADIENT,
     # losses and functions made of the above
     **dict.fromkeys(
-        _spellings("""
+        spellings("""
             l1_loss smooth_l1_loss huber_loss hinge_embedding_loss margin_ranking_loss
             multi_margin_loss triplet_margin_loss cosine_embedding_loss
         """),
@@ -179,14 +179,14 @@ KINKS: dict[Any, Rule] = {
             F.triplet_margin_with_distance_loss,
         )
     },
-    **dict.fromkeys(_spellings("norm vector_norm"), norm("vector")),
+    **dict.fromkeys(spellings("norm vector_norm"), norm("vector")),
     torch.linalg.norm: norm("either"),
     torch.linalg.matrix_norm: norm("matrix"),
-    **dict.fromkeys(_spellings("dist"), composed(dist)),
-    **dict.fromkeys(_spellings("pairwise_distance"), composed(pairwise_distance)),
+    **dict.fromkeys(spellings("dist"), composed(dist)),
+    **dict.fromkeys(spellings("pairwise_distance"), composed(pairwise_distance)),
     # kinks without a rule
     **dict.fromkeys(
-        _spellings("""
+        spellings("""
             aminmax msort copysign copysign_ fmod fmod_ remainder remainder_ quantile
             nanquantile rnn_relu rnn_relu_cell grid_sample multilabel_margin_loss pdist
             renorm heaviside __mod__ frexp i0e i1e fake_quantize_per_tensor_affine
@@ -197,28 +197,28 @@ KINKS: dict[Any, Rule] = {
         refused("has kinks"),
     ),
     **dict.fromkeys(
-        _spellings("scatter_reduce scatter_reduce_ index_reduce index_reduce_ segment_reduce"),
+        spellings("scatter_reduce scatter_reduce_ index_reduce index_reduce_ segment_reduce"),
         refused("with a maximum or minimum has kinks", _extreme),
     ),
     **dict.fromkeys(
-        _spellings("div div_ divide divide_"), refused("with rounding_mode has kinks", _rounded)
+        spellings("div div_ divide divide_"), refused("with rounding_mode has kinks", _rounded)
     ),
     **dict.fromkeys(
-        _spellings("cdist"),
+        spellings("cdist"),
         refused("with this p has kinks", lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
     ),
     **dict.fromkeys(
-        _spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
+        spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
     ),
     F.embedding: PADDED,
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),
 }
 
-DETACH = frozenset([*_spellings("detach to"), torch.Tensor.data.__get__])  # type: ignore[attr-defined]
+DETACH = frozenset([*spellings("detach to"), torch.Tensor.data.__get__])  # type: ignore[attr-defined]
 """Functions that only take a tensor out of the graph, or cast it."""
 
 RANDOM = frozenset(
-    _spellings(
+    spellings(
         "multinomial bernoulli bernoulli_ normal poisson rrelu rrelu_ "
         "fractional_max_pool2d fractional_max_pool2d_with_indices "
         "fractional_max_pool3d fractional_max_pool3d_with_indices"

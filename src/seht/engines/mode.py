@@ -12,7 +12,9 @@ from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
-from seht.engines.kinks import DETACH, RANDOM
+from seht.engines.axes import COMPILED, ExampleError
+from seht.engines.kinks import DETACH, KINKS, RANDOM
+from seht.engines.rules import Rule
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
 
@@ -38,12 +40,16 @@ class Mode(TorchFunctionMode):
         self.random = random
         self.compact = compact
         """Keep masks instead of whole outputs: less memory, where the centre's graph is gone."""
+        self.packed = False
+        """Keep masks in bits: slower, for those who keep no graph and want no memory."""
         self.constant = False
         """Inside the user's no_grad: everything is a constant to autograd."""
         self._compiled = False
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
         self.witness: Witness | None = None
+        self.layers: dict[Any, Rule] | None = None
+        """The per-sample rules of layers, where every example has a probe of its own."""
         self.lenient = False
         """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
         self.depth = 0
@@ -66,6 +72,8 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
             self._compiled = args[0]
+            if self.layers is not None:
+                raise ExampleError(COMPILED)
             if self.witness is not None:
                 self.witness.lose_sight()
         if self._compiled or func is _VIEWS:
@@ -79,6 +87,12 @@ class Mode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
+
+    def rule(self, func: Any) -> Rule | None:
+        """How a function is recorded and replayed; None where it runs as it is."""
+        if self.layers is not None and func in self.layers:
+            return self.layers[func]
+        return KINKS.get(func)
 
     def frozen(self) -> bool:
         """Whether autograd tracks nothing here, because the user said so."""

@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.base import Directions, Task, check_loss, report_unused, split
+from seht.engines.axes import ExampleError
+from seht.engines.base import Directions, Probe, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
+from seht.engines.layers import LAYERS
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
+from seht.engines.rules import Dropped
+from seht.engines.signs import Signs
 from seht.engines.state import RandomState, Weights
+from seht.engines.tracking import Memory, Tracker, layouts, refuse_compiled
 from seht.engines.witness import Witness
 
 Gradient = list[Tensor | None]
@@ -35,25 +40,22 @@ class Passes:
         frozen: bool = True,
         prefix: bool = False,
         watch: bool = False,
+        memory: Memory | None = None,
+        dropped: Dropped | None = None,
     ) -> None:
         self.task = task
         self.frozen = frozen
         self.random = RandomState(task.weights.values())
-        self.buffers = BorrowedBuffers(task.model)
+        self.tracker: Tracker | None = None
+        self._dropped = dropped
+        self._signs: tuple[Probe, Signs] | None = None
         kept = Prefix({id(w) for w in task.weights.values()}) if prefix else None
-        self.recorder = Recorder(self.random, compact=lean, prefix=kept)
-        self.boundary = Boundary(task) if task.curvature == "ggn" else None
-        if self.boundary is not None:
-            self.boundary.cut = lean
         self.start = self.random.read()
         self._watch = watch
-        since = mark()
-        with self.buffers:
-            if watch:
-                self.recorder.witness = self._witness(since, self.buffers)
-            with self.boundary or nullcontext(), self._mode(self.recorder):
-                self.output = task.closure()
-        self.loss = check_loss(split(self.output)[0])
+        if task.per_sample:
+            since = self._search(lean, memory or Memory())
+        else:
+            since = self._centre(lean, kept)
         self.end = self.random.read()
         self.leaves, self.older = leaves_of(self._roots(), since)
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
@@ -67,11 +69,68 @@ class Passes:
         if not task.differentiable:  # the value needs no other gradient
             self.leaves = list(self.used.values())
         self.weights = Weights(self.used)
+        if self.tracker is not None:
+            self.weights.still = {n for n in self.tracker.moving() if n in self.used}
         if kept is not None and not (kept.intact() and self._before_all(kept)):
             self.recorder.prefix = None
         self.tied: list[str] = []
         """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _centre(
+        self, lean: bool, prefix: Prefix | None = None, tracker: Tracker | None = None
+    ) -> int:
+        """Run the closure at the weights as they are, and record it."""
+        self.buffers = BorrowedBuffers(self.task.model)
+        self.recorder = Recorder(self.random, compact=lean, prefix=prefix)
+        self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
+        if self.boundary is not None:
+            self.boundary.cut = lean
+            self.boundary.tracker = tracker
+            self.boundary.dropped = self._dropped
+        self.recorder.packed = self._dropped is not None
+        since = mark()
+        if tracker is not None:
+            self.recorder.tracker, self.recorder.layers = tracker.begin(since), LAYERS
+        with self.buffers:
+            if self._watch:
+                self.recorder.witness = self._witness(since, self.buffers)
+            watching = nullcontext() if tracker is None else tracker.watching()
+            with watching, self.boundary or nullcontext(), self._mode(self.recorder):
+                self.output = self.task.closure()
+        self.loss = check_loss(split(self.output)[0])
+        if tracker is not None:
+            tracker.finish(self.loss)
+        if self.boundary is not None:
+            self.boundary.tracker = None
+        return since
+
+    def _search(self, lean: bool, memory: Memory) -> int:
+        """The centre pass with per-sample probes: where are the examples?"""
+        refuse_compiled(self.task.model)
+        estimator: Any = self.task.estimator
+        failed: list[tuple[int, ExampleError]] = []
+        for layout in layouts(estimator.batch_dim, memory):
+            tracker = Tracker(
+                self.task.model, self.task.weights, self.random, memory, layout,
+                coupling=estimator.coupling,
+            )  # fmt: skip
+            try:
+                since = self._centre(lean, tracker=tracker)
+            except ExampleError as error:
+                failed.append((tracker.calls, error))
+                self.random.begin(self.start)
+                continue
+            self.tracker, memory.layout = tracker, layout
+            return since
+        raise max(failed, key=lambda pair: pair[0])[1]  # the one that came furthest knows best
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """With per-sample probes: the used tensors that keep one direction for all examples."""
+        if self.tracker is None:
+            return ()
+        return tuple(n for n in self.used if n not in self.weights.still)
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -101,10 +160,16 @@ class Passes:
         return mode if self.frozen else nullcontext()
 
     @contextmanager
-    def at(self, sigma: Directions | None, step: Tensor | float = 0.0) -> Iterator[Any]:
-        """Run the closure at w + step * sigma and yield its output while the weights are there."""
+    def at(
+        self, sigma: Directions | None, step: Tensor | float = 0.0, *, track: bool = False
+    ) -> Iterator[Any]:
+        """Run the closure at w + step * sigma and yield its output while the weights are there.
+
+        With per-sample probes ``track`` asks for the derivative in the step itself.
+        """
         replayer = Replayer(self.recorder)
         replayer.aliases = self._stand_ins
+        replayer.signs = self.signs(sigma, step, track)
         self.random.begin(self.start)
         try:
             with self.weights.moved(sigma, step) if sigma is not None else nullcontext():
@@ -122,22 +187,33 @@ class Passes:
 
     def gradient(
         self, sigma: Directions, step: Tensor, total: Gradient, scale: Tensor | None = None
-    ) -> Tensor:
+    ) -> dict[str, Tensor]:
         """Add the gradient at w + step * sigma (times ``scale``) to ``total``; gives sigma . g."""
-        drawn = {id(w): sigma[n] for n, w in self.used.items()}
-        along = [drawn.get(id(leaf)) for leaf in self.leaves]
-        dot = self.loss.detach().new_zeros((), dtype=torch.float64)
-
-        def see(place: int, g: Tensor) -> None:
-            direction = along[place] if place < len(along) else None
-            if direction is not None:
-                dot.add_(inner(direction, g))
-
-        with self.at(sigma, step) as output:
+        with self.at(sigma, step, track=True) as output:
             loss = check_loss(split(output)[0])
             del output
-            self.pull_into(total, [loss], None, scale=scale, see=see)
-        return dot
+            return self.pull_along(sigma, total, [loss], None, scale=scale)
+
+    def value(self, sigma: Directions, step: Tensor) -> Tensor:
+        """The loss at w + step * sigma, and nothing else."""
+        with self.at(sigma, step) as output:
+            return check_loss(split(output)[0]).detach().double()
+
+    def forget(self) -> None:
+        """The centre's loss and outputs are not needed any more."""
+        self.loss, self.output = self.loss.detach(), None
+
+    def signs(self, sigma: Directions | None, step: Tensor | float, track: bool) -> Signs | None:
+        """The examples' own directions at that distance."""
+        if sigma is None or not self.weights.still:
+            return None
+        assert isinstance(sigma, Probe) and self.tracker is not None
+        if self._signs is None or self._signs[0] is not sigma:
+            own = Signs(sigma, self.used, self.tracker.n, self.weights.still)
+            own.frugal = self._dropped is not None
+            self._signs = (sigma, own)
+        self._signs[1].move(step, track=track)
+        return self._signs[1]
 
     def centre_gradient(self, *, keep: bool) -> Gradient:
         """The gradient of the loss at the centre."""
@@ -150,16 +226,18 @@ class Passes:
         *,
         keep: bool,
         take: Take | None = None,
+        more: Sequence[Tensor] = (),
     ) -> Gradient:
         """The gradient in every leaf (and stand-in for the prefix), past the users' hooks.
 
-        ``take`` is handed the parts as they come; they are missing in what is returned.
+        ``take`` is handed the parts as they come; they are missing in what is returned. The
+        gradient in ``more`` comes last.
         """
         targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
         handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
         with quiet(self.leaves), handing as taken:
             found = torch.autograd.grad(
-                outputs, targets, cotangents, retain_graph=keep, allow_unused=True
+                outputs, [*targets, *more], cotangents, retain_graph=keep, allow_unused=True
             )
         return [None if place in taken else g for place, g in enumerate(found)]
 
@@ -171,8 +249,10 @@ class Passes:
         *,
         scale: Tensor | None = None,
         see: Take = lambda place, g: None,
-    ) -> None:
-        """Add a gradient to ``total``, part by part; ``see`` is shown each first.
+        more: Sequence[Tensor] = (),
+    ) -> Gradient:
+        """Add a gradient to ``total``, part by part; ``see`` is shown each first. Returns that in
+        ``more``.
 
         With a ``scale`` it is multiplied by that, and ``total`` is overwritten in place: it must be
         ours. Without one the sum is made out of place, as what autograd hands out may be shared
@@ -190,11 +270,40 @@ class Passes:
                 total[place] = known.addcmul_(g, scale.to(g.dtype))
 
         # The first of several gradients has to be held anyway.
-        found = self.pull(outputs, cotangents, keep=self.older, take=take if total else None)
+        first = take if total else None
+        found = self.pull(outputs, cotangents, keep=self.older, take=first, more=more)
+        rest = found[len(found) - len(more) :]
+        del found[len(found) - len(more) :]
         total.extend([None] * (len(found) - len(total)))
         for place, g in enumerate(found):
             if g is not None:
                 take(place, g)
+        return rest
+
+    def pull_along(
+        self,
+        sigma: Directions,
+        total: Gradient,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor] | None,
+        *,
+        scale: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The same in a pass that tracks its steps; gives sigma . g for each drawn tensor."""
+        found = dict.fromkeys(self.used, self.loss.detach().new_zeros((), dtype=torch.float64))
+        moved = {id(w): n for n, w in self.used.items() if n not in self.weights.still}
+        names = [moved.get(id(leaf)) for leaf in self.leaves]
+
+        def see(place: int, g: Tensor) -> None:
+            name = names[place] if place < len(names) else None
+            if name is not None:
+                found[name] = inner(sigma[name], g)
+
+        steps = {} if self._signs is None else self._signs[1].steps
+        more = list(steps.values())
+        slopes = self.pull_into(total, outputs, cotangents, scale=scale, see=see, more=more)
+        found |= {n: g.double() for n, g in zip(steps, slopes, strict=True) if g is not None}
+        return found
 
     def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
         """The gradient that flows back from the outputs at the centre."""

@@ -67,7 +67,7 @@ class Prefix:
         """The result of a call, for another pass."""
         _, out, hidden = self.calls[place]
         # The forward of a Function must return a tensor of its own, or it would claim ours.
-        return copies(out) if hidden else _stand_in(out, stand_ins)
+        return copies(out) if hidden else stand_in(out, stand_ins)
 
     def _sees(self, values: Any) -> bool:
         return any(
@@ -77,9 +77,10 @@ class Prefix:
         )  # fmt: skip
 
 
-def _stand_in(out: Any, stand_ins: StandIns) -> Any:
+def stand_in(out: Any, stand_ins: StandIns) -> Any:
+    """A leaf for each tensor of the centre's graph: its gradient goes on into that graph."""
     if not isinstance(out, Tensor):
-        return _each(out, lambda item: _stand_in(item, stand_ins))
+        return _each(out, lambda item: stand_in(item, stand_ins))
     if not out.requires_grad or isinstance(out, nn.Parameter):
         return out
     if id(out) not in stand_ins:

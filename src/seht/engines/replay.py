@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.buffers import compiles
-from seht.engines.kinks import DETACH, IN_PLACE, KINKS
+from seht.engines.kinks import DETACH, IN_PLACE
 from seht.engines.mode import Generators, Mode, checkpointed, idle
 from seht.engines.prefix import (
     Prefix,
@@ -30,7 +30,9 @@ from seht.engines.prefix import (
     version,
 )
 from seht.engines.rules import KinkError, depends, first
+from seht.engines.signs import Signs
 from seht.engines.state import RandomState
+from seht.engines.tracking import Tracker
 from seht.engines.witness import name, unrepeatable
 
 __all__ = ["Prefix", "Recorder", "Replayer", "extra_run", "replaying"]
@@ -73,6 +75,8 @@ class Recorder(Mode):
         self._places: dict[int, int] = {}
         """Where on the tape a tensor lies that the closure has in its hands, too."""
         self._weights: dict[int, nn.Parameter] = {}
+        self.tracker: Tracker | None = None
+        """Follows the examples, for per-sample probes."""
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is _SWITCH:
@@ -94,11 +98,20 @@ class Recorder(Mode):
         return out
 
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        out = self._decide(func, args, kwargs)
+        tracker = self.tracker
+        if tracker is not None and (func in IN_PLACE or not tracker.knows(out)):
+            tracker.hidden = self.hidden()
+            tracker.follow(func, args, kwargs, out)
+            tracker.hidden = False
+        return out
+
+    def _decide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self._places and func in IN_PLACE and not torch.compiler.is_compiling():
             self._spare(args[0])
         if self.frozen():
             return self._constant(func, args, kwargs)
-        rule = KINKS.get(func)
+        rule = self.rule(func)
         if rule is None or (rule.taped and not depends(args, kwargs)) or idle(func):
             return func(*args, **kwargs)
         if rule.taped and not torch.is_grad_enabled():
@@ -165,6 +178,11 @@ class Replayer(Mode):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder.random, recorder.compact)
+        self.layers = recorder.layers
+        self.packed = recorder.packed
+        self.tracker = None
+        self.signs: Signs | None = None
+        """The probes of the examples, and how far this pass goes along them."""
         self._tape = recorder.tape
         self._next = 0
         self._used: list[int] = []
@@ -197,7 +215,7 @@ class Replayer(Mode):
             self.random.write(self._prefix.state)
         if self.frozen():
             return self._constant(func, args, kwargs)
-        rule = KINKS.get(func)
+        rule = self.rule(func)
         if rule is None or (rule.taped and not depends(args, kwargs)) or idle(func):
             return func(*args, **kwargs)
         decision = self._take(func, False) if rule.taped else None

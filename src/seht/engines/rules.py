@@ -13,12 +13,18 @@ computes the smooth continuation. The table of which function follows which rule
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+try:
+    import numpy
+except ImportError:  # PyTorch does without it
+    numpy = None  # type: ignore[assignment]
 
 Record = Callable[[TorchFunctionMode, Any, Any, Any], tuple[Any, Any]]
 Replay = Callable[[TorchFunctionMode, Any, Any, Any, Any], Any]
@@ -35,6 +41,51 @@ class Rule(NamedTuple):
     replay: Replay
     taped: bool = True
     """False where the function itself leaves nothing to remember: its parts may."""
+
+
+class Dropped:
+    """Whether what autograd saves for a backward pass is dropped at the moment."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+@contextmanager
+def dropping() -> Iterator[Dropped]:
+    """Nothing is kept for a backward pass in the block: the graph says who depends on whom, and
+    no more. Where a rule needs a derivative it asks for :func:`kept_graph`.
+    """
+    state = Dropped()
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        return None if state.on else tensor
+
+    def unpack(tensor: Tensor | None) -> Tensor:
+        if tensor is None:
+            raise RuntimeError(
+                "a gradient was asked for inside a closure that is measured without a graph; "
+                "take it outside, or measure with per_layer=True, which keeps the graph"
+            )
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield state
+
+
+@contextmanager
+def kept_graph() -> Iterator[None]:
+    """An ordinary graph in the block, whatever surrounds it."""
+    if torch.compiler.is_compiling():
+        with torch.enable_grad():
+            yield
+    else:
+        same = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+        with torch.enable_grad(), same:
+            yield
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def first(args: Any, kwargs: Any) -> Any:
@@ -63,6 +114,8 @@ def _write_back(x: Tensor, y: Tensor, in_place: bool) -> Tensor:
 def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     x = first(args, kwargs)
     y = func(*args, **kwargs)
+    if mode.packed and numpy is not None and y.device.type == "cpu":
+        return y, (y is x, "bits", numpy.packbits((y.detach() > 0).numpy().reshape(-1)), y.shape)
     if y is x or mode.compact:
         return y, (y is x, True, (y.detach() > 0).view(torch.int8), None)
     # A compiler cannot trace version counters, and needs no such check: it has no in-place writes.
@@ -72,6 +125,9 @@ def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any
 
 def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, (in_place, masked, kept, version) = first(args, kwargs), decision
+    if masked == "bits":
+        flat = numpy.unpackbits(kept, count=version.numel())
+        kept = torch.from_numpy(flat).view(version)
     if masked:
         return x.mul_(kept) if in_place else x * kept
     if version is not None and kept._version != version:
@@ -100,7 +156,7 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
         return func(*args, **kwargs), None
     shape = torch.broadcast_shapes(*(v.shape for _, v in slots))
     leaves = {k: v.detach().expand(shape).clone().requires_grad_() for k, v in slots}
-    with torch.enable_grad(), mode.random.kept():
+    with kept_graph(), mode.random.kept():
         # The clones keep an in-place operation from writing into the leaves.
         y = func(
             *[leaves[i].clone() if i in leaves else a for i, a in enumerate(args)],
@@ -189,7 +245,7 @@ def indexed(dim_at: int, *, default: int | None = -1) -> Rule:
 def _reduced_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     leaf = first(args, kwargs).detach().clone().requires_grad_()
     rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
-    with torch.enable_grad():
+    with kept_graph():
         y = func(leaf, *args[1:], **rest)
         # Each entry belongs to one output, and ties are shared as autograd shares them.
         (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))

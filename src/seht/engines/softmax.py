@@ -73,6 +73,11 @@ class SoftmaxCurvature:
         ones = torch.ones_like(self._share)
         return self._spread(self._p.scatter_add(1, self._target, -ones).mul_(self._share))
 
+    def product(self, direction: list[Tensor]) -> list[Tensor]:
+        """H d."""
+        d = direction[self._place].reshape(self._p.shape)
+        return self._spread((d - _rows(self._p, d)).mul_(self._p).mul_(self._share))
+
     def along(self, direction: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """d^T H d, H d, and the derivative of the first in the outputs."""
         p = self._p

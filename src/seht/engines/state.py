@@ -84,6 +84,8 @@ class Weights:
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self._weights = weights
         self._saved: dict[str, Tensor] = {}
+        self.still: set[str] = set()
+        """Tensors that stay where they are: every example moves along a direction of its own."""
 
     def step(self, sigma: Directions, kappa: float) -> Tensor:
         """One e for all drawn tensors, relative to weights and probe: kappa |w| / |sigma|.
@@ -97,17 +99,22 @@ class Weights:
     def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
         """The weights are w + step * sigma while the block runs."""
         if not self._saved:
-            self._saved = {name: w.detach().clone() for name, w in self._weights.items()}
+            self._saved = {
+                name: w.detach().clone()
+                for name, w in self._weights.items()
+                if name not in self.still
+            }
         try:
-            self._move(sigma, step, self._weights)
+            self._move(sigma, step, self._saved)
             yield
         finally:
-            for name, w in self._weights.items():
-                w.data.copy_(self._saved[name])
+            for name, saved in self._saved.items():
+                self._weights[name].data.copy_(saved)
 
     @contextmanager
     def back(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> Iterator[None]:
         """Inside :meth:`moved`: some of the weights are where they were while the block runs."""
+        names = [name for name in names if name in self._saved]
         for name in names:
             self._weights[name].data.copy_(self._saved[name])
         yield

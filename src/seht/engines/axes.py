@@ -1,0 +1,144 @@
+"""Where the examples of a batch lie in every tensor of a closure.
+
+Per-sample probes need to know which entries of a tensor belong to which example. The model's
+inputs say where the examples begin; from there a tag goes from call to call:
+
+- an :class:`Axis`: index k along ``dim`` belongs to example ``(k // inner) % n``, so that
+  ``(time, batch)``, ``(time * batch, width)`` and ``(batch * windows, width)`` all have one;
+- ``SUM``: a sum over the examples, as a loss is; it stays one under linear operations;
+- a :class:`Broken` axis, with the reason: an error where it meets a probed weight or the loss;
+- no tag: the same for all examples (weights, constants, positions).
+
+What is constant to autograd cannot couple the examples, whatever was computed before.
+The rules are in ``axis_rules.py``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COMPILED = (
+    "estimator='seht-s' sees a model operation by operation, and a compiled one hides them; "
+    "pass the model as it was before torch.compile, or use estimator='seht-h'"
+)
+
+
+class ExampleError(RuntimeError):
+    """The loss is no sum over examples, or the examples cannot be told apart."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The examples lie along ``dim``; ``owner`` lists them one by one where there is no order."""
+
+    dim: int
+    inner: int = 1
+    owner: tuple[int, ...] | None = None
+
+    def at(self, dim: int) -> Axis:
+        """The same along another dimension."""
+        return Axis(dim, self.inner, self.owner)
+
+    def owners(self, size: int, n: int) -> Tensor:
+        """The example of each index along ``dim``."""
+        return _owners(size, n, self.inner, self.owner)
+
+
+@lru_cache(maxsize=4096)
+def _owners(size: int, n: int, inner: int, owner: tuple[int, ...] | None) -> Tensor:
+    if owner is not None:
+        return torch.tensor(owner)
+    return torch.arange(size) // inner % n
+
+
+def axis_from(dim: int, owners: Tensor, n: int) -> Axis:
+    """The axis along ``dim`` with these owners, in the short form where there is one."""
+    size = len(owners)
+    if size and size % n == 0:
+        for inner in _divisors(size // n):
+            if torch.equal(owners, _owners(size, n, inner, None)):
+                return Axis(dim, inner)
+    return Axis(dim, 1, tuple(owners.tolist()))
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
+class _Sum:
+    def __repr__(self) -> str:
+        return "SUM"
+
+
+SUM = _Sum()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """No axis any more, and why."""
+
+    reason: str
+
+
+Tag = Axis | _Sum | Broken
+Tags = dict[int, tuple["weakref.ref[Tensor]", Tag]]
+
+
+def every_tensor(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from every_tensor(item)
+    elif isinstance(value, dict) or hasattr(value, "keys"):
+        for key in value:
+            yield from every_tensor(value[key])
+
+
+def exchange(value: Any, given: Iterator[Tensor]) -> Any:
+    """The same structure of arguments with other tensors, in order."""
+    if isinstance(value, Tensor):
+        return next(given)
+    if isinstance(value, (tuple, list)):
+        items = [exchange(item, given) for item in value]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: exchange(item, given) for key, item in value.items()}
+    return value
+
+
+def compressed(owners: Tensor, n: int) -> Axis | Broken:
+    """The axis of a tensor that holds the owner of each entry."""
+    varying = []
+    for dim, (size, stride) in enumerate(zip(owners.shape, owners.stride(), strict=True)):
+        if size > 1 and stride != 0 and not bool((owners.narrow(dim, 0, 1) == owners).all()):
+            varying.append(dim)
+    if not varying:  # one example alone
+        fit = [d for d, size in enumerate(owners.shape) if size == 1]
+        if not fit:
+            return Broken("picks out one example")
+        varying = fit[:1]
+    if len(varying) > 1:
+        return Broken("spreads the examples over several dimensions")
+    line = owners
+    for dim in range(owners.dim()):
+        if dim != varying[0]:
+            line = line.narrow(dim, 0, 1)
+    return axis_from(varying[0], line.reshape(-1), n)
+
+
+def spread(shape: torch.Size, axis: Axis, n: int) -> Tensor:
+    """A tensor of this shape that holds the owner of each entry (a view, no memory)."""
+    ones = [1] * len(shape)
+    ones[axis.dim] = shape[axis.dim]
+    return axis.owners(shape[axis.dim], n).view(ones).expand(shape)

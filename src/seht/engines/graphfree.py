@@ -1,0 +1,219 @@
+r"""Traces of one (micro-)batch for measuring: perturbed forward passes, and no graph.
+
+The value alone needs no gradient: with frozen decisions
+
+.. math:: t \approx (L(w + es) + L(w - es) - 2 L(w)) / e^2
+
+for each probe s, and :math:`z'^T H_{out} z'` with :math:`z' \approx (z(w + es) - z(w)) / e` for the
+Gauss-Newton trace. What autograd would save on the way is dropped, so that a pass needs what plain
+evaluation needs, plus the recorded decisions (one bit for each ReLU).
+
+One backward pass gives the trace of every weight at once (``per_layer``): scale the direction of
+weight l by :math:`a_l = 1`; then :math:`\frac12 dt / da_l` has the expectation
+:math:`\mathrm{tr}(H_{ll})`. That needs a graph, and with it a training step's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import probes as draw
+from seht.engines.base import Closure, Directions, Task, refuse_scripted
+from seht.engines.curved import Curvature
+from seht.engines.graph import leaves_of
+from seht.engines.passes import Passes
+from seht.engines.rules import dropping
+from seht.engines.state import uninterrupted
+from seht.engines.tracking import Memory
+from seht.estimators import Estimator, SehtS
+
+KAPPA = {
+    ("hessian", torch.float64): 1e-3,
+    ("hessian", torch.float32): 1e-2,
+    ("ggn", torch.float64): 1e-6,
+    ("ggn", torch.float32): 3e-3,
+}
+"""The relative step by curvature and dtype: larger than for gradients, as losses round more."""
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Independent estimates of one batch's trace."""
+
+    loss: float
+    traces: tuple[float, ...]
+    """One for each probe."""
+    layers: dict[str, tuple[float, ...]]
+    """With ``per_layer``: the same for each weight."""
+    shared: tuple[str, ...]
+    """Weights that kept one direction for all examples."""
+    unused: tuple[str, ...]
+    """Weights that the loss does not depend on."""
+    n: int | None
+    """The number of examples, where each had a probe of its own."""
+
+
+def replicates(
+    model: nn.Module,
+    closure: Closure,
+    *,
+    probes: int = 2,
+    seed: int = 0,
+    estimator: Estimator | None = None,
+    params: draw.ParamSpec = None,
+    curvature: str = "hessian",
+    boundary: str | None = None,
+    per_layer: bool = False,
+    kappa: float | None = None,
+    memory: Memory | None = None,
+) -> Replicates:
+    """Estimate the trace of the closure's loss with ``probes`` independent probes.
+
+    With the default estimator, :class:`seht.SehtS`, every example has a probe of its own, and the
+    part that examples share is drawn anew for each replicate. Raises
+    :class:`seht.ExampleError` where the examples meet before the loss; ``estimator=seht.SehtH()``
+    takes one probe for all instead. Give one ``memory`` to all calls for a model: it keeps what
+    was found out about the closure. Weights, buffers and gradients are left as they were, the
+    global random state where one run of the closure leaves it.
+    """
+    chosen = draw.choose(model, params)
+    task = Task(
+        model,
+        closure,
+        chosen.tensors,
+        tuple(range(len(chosen.tensors))),
+        chosen.named,
+        len(chosen.tensors),
+        _Times(estimator if estimator is not None else SehtS(), probes),
+        seed,
+        curvature=curvature,
+        boundary=boundary,
+        differentiable=False,
+    )
+    refuse_scripted(model, "difference")
+    with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
+        if per_layer:
+            return _with_layers(task, kappa, memory)
+        with dropping() as saved:
+            passes = Passes(task, lean=True, memory=memory, dropped=saved)
+            if curvature == "ggn":
+                return _gauss_newton(passes, kappa)
+            return _hessian(passes, kappa)
+
+
+class _Times:
+    """An estimator with another number of probes."""
+
+    def __init__(self, estimator: Estimator, probes: int) -> None:
+        if estimator.layers(3, 0) != (0, 1, 2):
+            raise ValueError("measuring needs an estimator that draws every layer")
+        self._estimator = estimator
+        self.probes = probes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._estimator, name)
+
+
+def _step(passes: Passes, sigma: Directions, kappa: float | None) -> Tensor:
+    dtype = next(iter(passes.used.values())).dtype
+    curvature = passes.task.curvature
+    if kappa is None and (curvature, dtype) not in KAPPA:
+        raise TypeError(
+            f"measuring needs float32 or float64 weights, not {dtype}; call model.float() first"
+        )
+    return passes.weights.step(sigma, kappa or KAPPA[curvature, dtype])
+
+
+def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None) -> Replicates:
+    n = None if passes.tracker is None else passes.tracker.n
+    return Replicates(loss, tuple(traces), layers or {}, passes.shared, passes.unused, n)
+
+
+def _hessian(passes: Passes, kappa: float | None) -> Replicates:
+    loss = passes.loss.detach().double()
+    passes.forget()
+    if not passes.used:
+        return _answer(passes, float(loss), [0.0] * passes.task.estimator.probes)
+    traces = []
+    for sigma in passes.task.probes():
+        e = _step(passes, sigma, kappa)
+        sides = [passes.value(sigma, side) for side in (e, -e)]
+        traces.append((sides[0] + sides[1] - 2 * loss) / e**2)
+    return _answer(passes, float(loss), _numbers(traces))
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    return torch.stack([v.double() for v in values]).tolist() if values else []
+
+
+@contextmanager
+def _outputs(passes: Passes) -> Iterator[tuple[list[Tensor], Curvature]]:
+    """The centre's outputs and the loss's curvature in them."""
+    assert passes.boundary is not None
+    z = list(passes.boundary.outputs)
+    curvature = Curvature(passes.loss, z)
+    passes.boundary.check(curvature.curved)
+    behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
+    passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
+    yield z, curvature
+
+
+def _gauss_newton(passes: Passes, kappa: float | None) -> Replicates:
+    loss = float(passes.loss.detach())
+    if not passes.used:
+        return _answer(passes, loss, [0.0] * passes.task.estimator.probes)
+    traces = []
+    with _outputs(passes) as (z, curvature):
+        for sigma in passes.task.probes():
+            e = _step(passes, sigma, kappa)
+            with passes.at(sigma, e):
+                above = [a.detach() for a in passes.boundary.outputs]  # type: ignore[union-attr]
+                direction = [
+                    (a - b.detach()) / e.to(a.dtype) for a, b in zip(above, z, strict=True)
+                ]
+                with passes.weights.back(sigma, e, passes.tied):
+                    product = curvature.product(direction)
+            pairs = zip(product, direction, strict=True)
+            traces.append(torch.stack([(h * d).sum().double() for h, d in pairs]).sum())
+    return _answer(passes, loss, _numbers(traces))
+
+
+def _with_layers(task: Task, kappa: float | None, memory: Memory | None) -> Replicates:
+    passes = Passes(task, lean=task.curvature == "hessian", memory=memory)
+    loss = float(passes.loss.detach())
+    traces: list[float] = []
+    layers: dict[str, list[float]] = {name: [] for name in passes.used}
+    if passes.used and task.curvature == "hessian":
+        passes.forget()
+        for sigma in task.probes():
+            e = _step(passes, sigma, kappa)
+            sides = []
+            for side in (e, -e):
+                sides.append(passes.gradient(sigma, side, []))
+            for name in layers:
+                layers[name].append(float((sides[0][name] - sides[1][name]) / (2 * e)))
+    elif passes.used:
+        with _outputs(passes) as (z, curvature):
+            for sigma in task.probes():
+                e = _step(passes, sigma, kappa)
+                with passes.at(sigma, e, track=True):
+                    above = list(passes.boundary.outputs)  # type: ignore[union-attr]
+                    direction = [
+                        (a.detach() - b.detach()) / e.to(a.dtype)
+                        for a, b in zip(above, z, strict=True)
+                    ]
+                    with passes.weights.back(sigma, e, passes.tied):
+                        product = curvature.product(direction)
+                    found = passes.pull_along(sigma, [], above, product)
+                for name in layers:
+                    layers[name].append(float(found[name]))
+    for k in range(task.estimator.probes):
+        traces.append(math.fsum(values[k] for values in layers.values()))
+    return _answer(passes, loss, traces, {name: tuple(v) for name, v in layers.items()})

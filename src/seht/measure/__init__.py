@@ -1,0 +1,39 @@
+"""Measure how flat a model is: the Hessian's trace over a whole data set, and what goes with it.
+
+Every function takes ``(model, loss_fn, data)``, ``loss_fn(model, batch)`` being the mean loss of a
+batch, returns a frozen record that carries its error, and leaves the model as it was.
+"""
+
+from seht.measure.extra import MissingExtraError
+from seht.measure.flow import StabilityResult, stability
+from seht.measure.progress import Progress
+from seht.measure.quadrature import DensityResult, density
+from seht.measure.results import Layer, TraceResult
+from seht.measure.rise import SharpnessResult, sharpness
+from seht.measure.slices import LandscapeResult, landscape
+from seht.measure.spectrum import EigenvaluesResult, eigenvalues
+from seht.measure.traces import trace
+from seht.measure.tracker import Tracked, Tracker
+from seht.measure.wei import BoundResult, bound
+
+__all__ = [
+    "BoundResult",
+    "DensityResult",
+    "EigenvaluesResult",
+    "LandscapeResult",
+    "Layer",
+    "MissingExtraError",
+    "Progress",
+    "SharpnessResult",
+    "StabilityResult",
+    "TraceResult",
+    "Tracked",
+    "Tracker",
+    "bound",
+    "density",
+    "eigenvalues",
+    "landscape",
+    "sharpness",
+    "stability",
+    "trace",
+]

@@ -1,0 +1,209 @@
+"""What is measured on: one batch, a data set or any iterable of batches, read in micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+MICRO_BATCH = 128
+"""Examples per micro-batch, where we are the ones to cut."""
+
+
+class Batches:
+    """The data as micro-batches that can be read again and again.
+
+    A tensor, or a tuple, list, mapping or dataclass that holds tensors, is *one* batch; a
+    ``torch.utils.data.Dataset`` is cut into batches; everything else is iterated over, and what
+    comes out are the batches. An iterator that can be read only once is kept in memory when it has
+    to be read again.
+
+    Args:
+        data: see above.
+        size: examples per micro-batch; given batches are cut only if it is given, data sets
+            into 128 by default.
+        axis: the examples' axis in the tensors of a batch.
+        limit: read so many examples and no more.
+        device: tensors are moved there.
+        again: whether the data will be read more than once.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        size: int | None = None,
+        axis: int = 0,
+        limit: int | None = None,
+        device: torch.device | None = None,
+        again: bool = False,
+    ) -> None:
+        check_count("micro_batch", size)
+        check_count("limit", limit)
+        self._size, self._axis, self._limit, self._device = size, axis, limit, device
+        self.partial = False
+        """Whether the last reading left something out, because of ``limit``."""
+        self._source: Iterable[Any]
+        if is_batch(data):
+            self._source = [data]
+        elif isinstance(data, Dataset):
+            self._source = DataLoader(data, batch_size=size or MICRO_BATCH)
+        elif isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
+            self._source = data
+        else:
+            raise TypeError(
+                f"data must be a batch (tensors in a tuple, list or dictionary), a data set or an "
+                f"iterable of batches, not {type(data).__name__}"
+            )
+        self._kept: list[tuple[Any, int]] | None = None
+        self._once = isinstance(self._source, Iterator)
+        self._again = again
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """``(micro-batch, number of its examples)``, one after the other."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        keep: list[tuple[Any, int]] | None = [] if self._once and self._again else None
+        for item in self._cut():
+            if keep is not None:
+                keep.append(item)
+            yield item
+        self._kept = keep
+
+    @property
+    def total(self) -> int | None:
+        """How many micro-batches, where that is known."""
+        if self._kept is not None:
+            return len(self._kept)
+        if self._size is None and self._limit is None and isinstance(self._source, Sized):
+            return len(self._source)
+        return None
+
+    def again(self) -> _Again:
+        """The micro-batches as an iterable of batches, for another measurement."""
+        return _Again(self)
+
+    def _cut(self) -> Iterator[tuple[Any, int]]:
+        self.partial = False
+        left = self._limit
+        for batch in self._source:
+            if left == 0:
+                self.partial = True
+                return
+            count = size_of(batch, self._axis)
+            if count == 0:
+                continue
+            if self._device is not None:
+                batch = moved(batch, self._device)
+            take = count if left is None else min(count, left)
+            step = take if self._size is None else self._size
+            for start in range(0, take, step):
+                stop = min(start + step, take)
+                whole = start == 0 and stop == count
+                part = batch if whole else cut(batch, self._axis, count, start, stop)
+                yield part, stop - start
+            if left is not None:
+                left -= take
+                self.partial = take < count
+
+
+class _Again:
+    """Batches without their counts."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _ in self._batches)
+
+
+def is_batch(data: Any) -> bool:
+    """Whether this is one batch: a tensor, or a structure that holds one at its top."""
+    if isinstance(data, Tensor):
+        return True
+    if isinstance(data, Mapping):
+        return any(isinstance(value, Tensor) for value in data.values())
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        return any(isinstance(getattr(data, f.name), Tensor) for f in dataclasses.fields(data))
+    if isinstance(data, list):  # [(x, y), (x, y)] is a list of batches
+        return bool(data) and all(isinstance(value, Tensor) for value in data)
+    return isinstance(data, tuple) and any(isinstance(value, Tensor) for value in data)
+
+
+def size_of(batch: Any, axis: int = 0) -> int:
+    """How many examples a batch has: the length of its first tensor along the axis."""
+    for tensor in leaves(batch):
+        if tensor.dim() > axis:
+            return tensor.shape[axis]
+    raise ValueError(
+        f"cannot tell how many examples a batch has: it is {type(batch).__name__} and holds no "
+        f"tensor with an axis {axis}; batches are tensors in tuples, lists, dictionaries or "
+        "dataclasses (batch_dim= names the examples' axis)"
+    )
+
+
+def leaves(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a batch, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from leaves(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name))
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with the function applied to every tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        items = {key: mapped(item, function) for key, item in value.items()}
+        return items if isinstance(value, dict) else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, function) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(item, function) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(
+            value, **{name: mapped(getattr(value, name), function) for name in names}
+        )
+    return value
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; itself if they are there."""
+    if all(tensor.device == device for tensor in leaves(batch)):
+        return batch
+    return mapped(batch, lambda tensor: tensor.to(device))
+
+
+def cut(batch: Any, axis: int, count: int, start: int, stop: int) -> Any:
+    """Some of a batch's examples; tensors without such an axis stay whole."""
+
+    def part(tensor: Tensor) -> Tensor:
+        if tensor.dim() > axis and tensor.shape[axis] == count:
+            return tensor.narrow(axis, start, stop - start)
+        return tensor
+
+    return mapped(batch, part)
+
+
+def check_count(name: str, value: object, least: int = 1, optional: bool = True) -> None:
+    """Refuse what is no whole number of at least ``least``."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")

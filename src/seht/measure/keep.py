@@ -1,0 +1,76 @@
+"""Measuring changes nothing: what is taken out is put back, bit for bit, whatever happens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht.checking.sandbox import own_randomness
+from seht.engines.state import uninterrupted
+from seht.probes import generator, mix
+
+
+@contextmanager
+def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """The model is afterwards what it was: weights, buffers, gradients, modes; so is every random
+    state. Also after an exception or a Ctrl-C, which waits until the model is whole again.
+
+    Inside, randomness (dropout, a shuffling loader) starts from ``seed``; autocast is off.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    parameters = [(p, p.detach().clone(), p.requires_grad, p.grad) for p in model.parameters()]
+    gradients = [(g, g.detach().clone()) for _, _, _, g in parameters if g is not None]
+    buffers = [
+        (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    try:
+        with own_randomness(), _full_precision(), torch.inference_mode(False):
+            torch.manual_seed(mix(seed, 7) >> 1)
+            yield
+    finally:
+        with uninterrupted(), torch.no_grad():
+            for p, value, requires_grad, own in parameters:
+                _restore(p, value)
+                p.requires_grad_(requires_grad)
+                p.grad = own
+            for kept, value in gradients:
+                _restore(kept, value)
+            for holder, name, buffer, held in buffers:
+                holder[name] = buffer
+                if buffer is not None and held is not None:
+                    _restore(buffer, held)
+            for module, training in modes:
+                module.training = training
+
+
+def _restore(tensor: Tensor, value: Tensor) -> None:
+    # Compared as bits: a NaN is not equal to itself, and nothing is written where nothing changed.
+    if not torch.equal(_bits(tensor), _bits(value)):
+        tensor.data.copy_(value)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().flatten()
+    return flat.view(torch.uint8) if flat.numel() else flat
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No autocast: second differences drown in the rounding of half precision."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a machine without CUDA
+        cuda: Any = torch.autocast("cuda", enabled=False)
+    with torch.autocast("cpu", enabled=False), cuda:
+        yield
+
+
+def unit_normal(shape: torch.Size, seed: int, *place: int) -> Tensor:
+    """Normal numbers that depend on the seed and the place alone, not on device or dtype."""
+    return torch.randn(shape, generator=generator(mix(seed, *place)), dtype=torch.float64)

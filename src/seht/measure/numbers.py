@@ -1,0 +1,42 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """So many significant digits, with separators; a dash for what there is not."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if not -4 <= size < 7:
+        text = f"{value:.{digits - 1}e}"
+        mantissa, _, power = text.partition("e")
+        text = f"{mantissa}e{int(power)}"
+    else:
+        text = f"{round(value, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
+    return text.replace("-", "−")
+
+
+def with_error(value: float, error: float) -> str:
+    """``511 ± 13``: the error with two digits, the value as far as that reaches."""
+    if not math.isfinite(error) or error <= 0 or not math.isfinite(value):
+        return number(value, 4)
+    size = math.floor(math.log10(error)) - 1
+    if not -6 <= size < 6:
+        return f"{number(value, 4)} ± {number(error, 2)}"
+    places = max(0, -size)
+    text = f"{round(value, -size):,.{places}f} ± {round(error, -size):,.{places}f}"
+    return text.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

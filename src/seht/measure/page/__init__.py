@@ -1,0 +1,155 @@
+"""One self-contained page: no script, no request, light and dark, from phone to desktop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from seht.measure.extra import need
+from seht.measure.numbers import duration, number, with_error
+from seht.measure.results import TraceResult
+from seht.measure.stats import student
+from seht.measure.survey import Findings
+from seht.measure.table import columns, notes
+
+COLOURS = 10
+"""Of the style sheet's palette."""
+
+
+def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str, str]]) -> str:
+    """The page's HTML."""
+    need("jinja2", "matplotlib")
+    from jinja2 import Environment, StrictUndefined
+
+    from seht.measure.page import figures
+
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    here = Path(__file__)
+    template = environment.from_string(here.with_name("template.html").read_text(encoding="utf-8"))
+    shown = columns(found)
+    return template.render(
+        style=here.with_name("style.css").read_text(encoding="utf-8"),
+        title="How flat: " + ", ".join(f.name for f in found),
+        lead=lead(found),
+        facts=_facts(found),
+        models=[
+            {
+                "name": f.name,
+                "colour": i % COLOURS,
+                "notes": notes(f),
+            }
+            for i, f in enumerate(found)
+        ],
+        rows=[(column.title, [column.cell(f) for f in found]) for column in shown],
+        groups=[(title, hint, panels) for title, hint, panels in figures.groups(found) if panels],
+        glossary=_glossary(found),
+        command=command,
+        versions=versions,
+    )
+
+
+def lead(found: Sequence[Findings]) -> str:
+    """The answer in a sentence or two."""
+    kind = "Gauss-Newton trace" if found[0].trace.curvature == "ggn" else "Hessian trace"
+    first = found[0].trace
+    if len(found) == 1:
+        low, high = first.interval()
+        said = f"The {kind} of {found[0].name} is {with_error(first.estimate, first.stderr)}"
+        if low == low:
+            said += f", with 95 % certainty between {number(low)} and {number(high)}"
+        return f"{said}, over {first.samples:,} samples."
+    ranked = sorted(found, key=lambda f: f.trace.estimate)
+    flat, sharp = ranked[0], ranked[-1]
+    gap = sharp.trace.estimate - flat.trace.estimate
+    error, clear = _difference(sharp.trace, flat.trace)
+    return (
+        f"The flattest is {flat.name}, with a {kind} of "
+        f"{with_error(flat.trace.estimate, flat.trace.stderr)}, the sharpest {sharp.name}, with "
+        f"{with_error(sharp.trace.estimate, sharp.trace.stderr)}: a difference of "
+        f"{with_error(gap, error)}, whose 95 % interval {'leaves out' if clear else 'holds'} zero."
+    )
+
+
+def _difference(a: TraceResult, b: TraceResult) -> tuple[float, bool]:
+    """The error of a difference, and whether its 95 % interval leaves out zero (Welch)."""
+    parts = [(t.stderr**2, max(t.dof, 1.0)) for t in (a, b)]
+    variance = sum(v for v, _ in parts)
+    if not variance > 0:
+        return variance, a.estimate != b.estimate and variance == 0
+    dof = variance**2 / sum(v**2 / d for v, d in parts)
+    error = math.sqrt(variance)
+    return error, abs(a.estimate - b.estimate) > student(0.95, max(dof, 1.0)) * error
+
+
+def _facts(found: Sequence[Findings]) -> list[tuple[str, str]]:
+    weights = {sum(x.weights for x in f.trace.layers.values()) for f in found if f.trace.layers}
+    facts = [
+        ("models", str(len(found))),
+        ("samples", _range(sorted({f.trace.samples for f in found}))),
+        ("probed weights", _range(sorted(weights))),
+        ("probes", ", ".join(sorted({f.trace.method for f in found}))),
+        ("time for the traces", duration(sum(f.trace.seconds for f in found))),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return ""
+    low, high = values[0], values[-1]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _glossary(found: Sequence[Findings]) -> list[tuple[str, str]]:
+    words = [
+        (
+            "trace",
+            "The sum of the curvatures of the mean loss over all directions in the probed weights. "
+            "± is one standard error over random probes for this data; the spread between examples "
+            "is not an error of this quantity.",
+        ),
+        (
+            "|w|",
+            "The norm of the probed weights. With normalisation layers a trace can fall just "
+            "because the weights grow: compare both.",
+        ),
+    ]
+    if any(f.trace.layers for f in found):
+        words.append(("layers", "The trace of each tensor's own block; they add up to the trace."))
+    if any(f.eigenvalues for f in found):
+        words.append(
+            (
+                "λ max, λ min",
+                "The largest and smallest eigenvalue. Gradient descent is stable along a direction "
+                "only below a learning rate of 2 / λ.",
+            )
+        )
+    if any(f.density for f in found):
+        words.append(
+            (
+                "density",
+                "Which share of the eigenvalues lies where, by stochastic Lanczos quadrature; the "
+                "shade is one standard error over random starts.",
+            )
+        )
+    if any(f.landscape for f in found):
+        words.append(
+            (
+                "landscape",
+                "The loss along random directions; a step of 1 moves each filter by its own norm, "
+                "so that models of different scale can be compared.",
+            )
+        )
+    if any(f.sharpness for f in found):
+        rho = next(f.sharpness.rho for f in found if f.sharpness)
+        words.append(
+            (
+                "rise",
+                f"By how much the loss rises when all weights together move by {rho:g}: on "
+                "average over random directions, and in the worst direction an ascent found.",
+            )
+        )
+    return words

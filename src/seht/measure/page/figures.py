@@ -1,0 +1,204 @@
+"""The page's figures: trace, layers, spectrum, density, landscape; every model in its colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from seht.measure.page.drawing import FAINT, INK, Panel, colour, limits, panel
+from seht.measure.survey import Findings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Group = tuple[str, str, list[Panel]]
+LAYERS = 40
+"""So many bars are readable; with more, the largest are shown."""
+
+
+def groups(found: Sequence[Findings]) -> list[Group]:
+    """Sections of the page: heading, hint, panels."""
+    return [
+        ("Trace", "Bars show the 95 % interval over probes.", _trace(found)),
+        (
+            "Layers",
+            "Each tensor's share of the trace, from the input to the output; lines are one "
+            "standard error.",
+            _layers(found),
+        ),
+        (
+            "Spectrum",
+            "The largest and the smallest eigenvalues, and where the others lie.",
+            [*_ends(found), *_density(found)],
+        ),
+        (
+            "Landscape",
+            "A step of 1 moves each filter by its own norm. The shade is one standard error over "
+            "directions; contours are lines of equal loss, the dot is the model.",
+            [*_slices(found), *_planes(found)],
+        ),
+    ]
+
+
+def _trace(found: Sequence[Findings]) -> list[Panel]:
+    def draw(axes: Axes) -> None:
+        for i, f in enumerate(found):
+            low, high = f.trace.interval()
+            if math.isfinite(low):
+                axes.plot([low, high], [-i, -i], color=colour(i), lw=2.2, solid_capstyle="round")
+            axes.plot([f.trace.estimate], [-i], "o", color=colour(i), ms=7)
+        _names(axes, [f.name for f in found])
+
+    height = 0.9 + 0.42 * len(found)
+    kind = "tr(G)" if found[0].trace.curvature == "ggn" else "tr(H)"
+    return [panel(f"{kind} and its 95 % interval", draw, size=(5.0, height))]
+
+
+def _layers(found: Sequence[Findings]) -> list[Panel]:
+    layered = [(i, f) for i, f in enumerate(found) if f.trace.layers]
+    if not layered:
+        return []
+    names = list(dict.fromkeys(name for _, f in layered for name in f.trace.layers or ()))
+    title = "Trace by layer"
+    if len(names) > LAYERS:
+
+        def size(name: str) -> float:
+            parts = [(f.trace.layers or {}).get(name) for _, f in layered]
+            return max((abs(p.estimate) for p in parts if p is not None), default=0.0)
+
+        kept = set(sorted(names, key=size)[-LAYERS:])
+        title = f"Trace by layer, the {LAYERS} largest of {len(names)}"
+        names = [name for name in names if name in kept]
+    height = 0.8 / len(layered)
+
+    def draw(axes: Axes) -> None:
+        for k, (i, f) in enumerate(layered):
+            layers = f.trace.layers or {}
+            rows = [(row, layers[name]) for row, name in enumerate(names) if name in layers]
+            places = [-row + 0.4 - height * (k + 0.5) for row, _ in rows]
+            values = [layer.estimate for _, layer in rows]
+            errors = [x.stderr if math.isfinite(x.stderr) else 0.0 for _, x in rows]
+            axes.barh(places, values, height=0.9 * height, color=colour(i), lw=0)
+            axes.errorbar(
+                values, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.9, capsize=0
+            )
+        axes.axvline(0, color=FAINT, lw=0.8)
+        _names(axes, names)
+
+    tall = 0.7 + len(names) * max(0.2, 0.11 * len(layered) + 0.08)
+    return [panel(title, draw, size=(5.0, tall))]
+
+
+def _ends(found: Sequence[Findings]) -> list[Panel]:
+    known = [(i, f.eigenvalues) for i, f in enumerate(found) if f.eigenvalues is not None]
+    if not known:
+        return []
+
+    def draw(axes: Axes) -> None:
+        for i, ends in known:
+            values = [*ends.largest, *reversed(ends.smallest)]
+            errors = [*ends.largest_residuals, *reversed(ends.smallest_residuals)]
+            offset = 0.12 * (i - (len(found) - 1) / 2)
+            # The last places belong to the smallest, whatever the number of the largest.
+            count = max(len(e.largest) for _, e in known)
+            places = [1 + k + offset for k in range(len(ends.largest))]
+            last = max(len(e.smallest) for _, e in known)
+            start = count + 1 + last - len(ends.smallest)
+            places += [start + 1 + k + offset for k in range(len(ends.smallest))]
+            axes.vlines(places, 0, values, color=colour(i), lw=1.4)
+            axes.errorbar(
+                places, values, yerr=errors, fmt="o", color=colour(i), ms=5, elinewidth=1.2
+            )
+        axes.axhline(0, color=FAINT, lw=0.8)
+        axes.set_xticks([])
+        axes.xaxis.keep_ticks = True  # type: ignore[attr-defined]
+
+    return [panel("Largest and smallest eigenvalues", draw, x="largest … smallest")]
+
+
+def _density(found: Sequence[Findings]) -> list[Panel]:
+    known = [(i, f.density) for i, f in enumerate(found) if f.density is not None]
+    if not known:
+        return []
+    floor = min(1e-2 / (d.size * d.width) for _, d in known)
+    top = max(max(d.density) for _, d in known)
+
+    def draw(axes: Axes) -> None:
+        for i, d in known:
+            y = [max(v, floor / 10) for v in d.density]
+            axes.plot(d.grid, y, color=colour(i), lw=1.6)
+            if all(map(math.isfinite, d.stderr)):
+                low = [max(v - e, floor / 10) for v, e in zip(d.density, d.stderr, strict=True)]
+                high = [max(v + e, floor / 10) for v, e in zip(d.density, d.stderr, strict=True)]
+                axes.fill_between(d.grid, low, high, color=colour(i), alpha=0.16, lw=0)
+        axes.set_yscale("log")
+        axes.set_ylim(floor, 2 * top)
+
+    return [panel("Density of the eigenvalues", draw, x="eigenvalue")]
+
+
+def _slices(found: Sequence[Findings]) -> list[Panel]:
+    known = [(i, f.landscape) for i, f in enumerate(found) if f.landscape is not None]
+    if not known:
+        return []
+
+    def draw(axes: Axes) -> None:
+        seen: list[float] = []
+        for i, s in known:
+            mean, error = s.mean, s.stderr
+            axes.plot(s.steps, mean, color=colour(i), lw=1.6)
+            if all(map(math.isfinite, error)) and all(map(math.isfinite, mean)):
+                low = [a - b for a, b in zip(mean, error, strict=True)]
+                high = [a + b for a, b in zip(mean, error, strict=True)]
+                axes.fill_between(s.steps, low, high, color=colour(i), alpha=0.16, lw=0)
+            seen += [v for v in mean if math.isfinite(v)]
+        low_, high_ = limits(seen)
+        if low_ > 0 and high_ > 30 * low_:
+            axes.set_yscale("log")
+
+    return [panel("Loss along random directions", draw, x="relative step")]
+
+
+def _planes(found: Sequence[Findings]) -> list[Panel]:
+    known = [(i, f.name, f.plane) for i, f in enumerate(found) if f.plane is not None]
+    if not known:
+        return []
+    values = [v for _, _, p in known for row in p.losses for v in row]
+    low, high = limits(values, 0.9)  # the corners may be far higher
+    levels = _levels(low, high)
+    return [
+        panel(f"Loss on a plane: {name}", _contours(plane, i, levels), size=(5.0, 4.2))
+        for i, name, plane in known
+    ]
+
+
+def _levels(low: float, high: float) -> list[float]:
+    """The same for every model, so that panels can be compared."""
+    if not high > low:
+        return [low]
+    if low > 0 and high > 10 * low:
+        return [low * (high / low) ** (k / 10) for k in range(1, 11)]
+    return [low + (high - low) * k / 10 for k in range(1, 11)]
+
+
+def _contours(plane: Any, number: int, levels: list[float]) -> Any:
+    def draw(axes: Axes) -> None:
+        rows = [[v if math.isfinite(v) else 1e30 for v in row] for row in plane.losses]
+        lines = axes.contour(
+            plane.steps, plane.steps, rows, levels=levels, colors=[colour(number)], linewidths=1.1
+        )
+        axes.clabel(lines, fontsize=8, fmt="%.3g", colors=[INK])
+        axes.plot([0], [0], "o", color=colour(number), ms=5)
+        axes.set_aspect("equal")
+        axes.grid(False)
+
+    return draw
+
+
+def _names(axes: Axes, names: Sequence[str]) -> None:
+    """Rows with names, the first at the top."""
+    axes.set_yticks([-i for i in range(len(names))], names)
+    axes.set_ylim(-len(names) + 0.4, 0.6)
+    axes.grid(False, axis="y")
+    axes.yaxis.keep_ticks = True  # type: ignore[attr-defined]

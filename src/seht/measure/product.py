@@ -1,0 +1,217 @@
+r"""Products of the Hessian over a whole data set with a vector.
+
+.. math:: Hv = \sum_b \frac{n_b}{N} H_b v, \qquad H_b v = \nabla (g_b \cdot v)
+
+by a double backward with operators that are right (:mod:`seht.safe_ops`), micro-batch after
+micro-batch (Pearlmutter, Neural Computation 6, 1994); for the Gauss-Newton matrix
+:math:`J^T H_{out} J v`. Where an operator of the model has no second derivative (flash attention,
+cuDNN's recurrent kernels, compiled code), by frozen differences of ordinary gradients,
+:math:`(g(w + ev) - g(w - ev)) / 2e`, with their smaller precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.engines.autograd import refuse_compiled
+from seht.engines.base import Task, check_loss, refuse_scripted, split
+from seht.engines.boundary import Boundary
+from seht.engines.buffers import BorrowedBuffers
+from seht.engines.curved import slope
+from seht.engines.passes import Gradient, Passes
+from seht.engines.state import uninterrupted
+from seht.engines.steps import START
+from seht.estimators import SehtH
+from seht.measure.data import Batches
+from seht.measure.problem import Problem, empty
+from seht.safe_ops import safe_ops
+
+_DIFFERENCES = {torch.float32: 1e-5, torch.float64: 1e-9}
+_DOUBLE_BACKWARD = {torch.float32: 1e-6, torch.float64: 1e-13}
+
+
+class Product:
+    """The symmetric operator v -> Hv on flat vectors in float64, over all micro-batches."""
+
+    def __init__(self, problem: Problem, batches: Batches) -> None:
+        self.problem, self.batches = problem, batches
+        self.size = sum(tensor.numel() for tensor in problem.weights)
+        self.count = 0
+        """Products so far."""
+        self.samples = 0
+        self.differences = False
+        """Whether products are made by differences."""
+        self._looked = False
+        try:
+            refuse_compiled(problem.model)
+            refuse_scripted(problem.model, "autograd")
+        except RuntimeError:
+            self.differences = True
+
+    @property
+    def precision(self) -> float:
+        """What to expect of a product, relative to its size."""
+        table = _DIFFERENCES if self.differences else _DOUBLE_BACKWARD
+        return table[self.problem.weights[0].dtype]
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Hv."""
+        self.problem.steady()
+        parts = self.unflatten(vector)
+        total = torch.zeros(self.size, dtype=torch.float64)
+        samples = 0
+        for batch, count in self.batches:
+            total += count * self._one(batch, parts)
+            samples += count
+        if not samples:
+            raise empty()
+        self.count, self.samples = self.count + 1, samples
+        return total / samples
+
+    def gradient(self) -> Tensor:
+        """The gradient of the data's mean loss, flat."""
+        self.problem.steady()
+        total, samples = torch.zeros(self.size, dtype=torch.float64), 0
+        for batch, count in self.batches:
+            with torch.enable_grad(), uninterrupted(), BorrowedBuffers(self.problem.model):
+                loss = check_loss(split(self.problem.closure(batch)())[0])
+                parts = torch.autograd.grad(loss, self.problem.weights, materialize_grads=True)
+            total += count * self.flatten(parts)
+            samples += count
+        if not samples:
+            raise empty()
+        return total / samples
+
+    def flatten(self, parts: Sequence[Tensor]) -> Tensor:
+        """One vector in float64 on the CPU."""
+        return torch.cat([part.detach().double().flatten().cpu() for part in parts])
+
+    def unflatten(self, vector: Tensor) -> list[Tensor]:
+        """One part for each weight, in its dtype and place."""
+        weights = self.problem.weights
+        parts = vector.split([tensor.numel() for tensor in weights])
+        return [
+            part.view(w.shape).to(device=w.device, dtype=w.dtype)
+            for part, w in zip(parts, weights, strict=True)
+        ]
+
+    def _one(self, batch: Any, parts: list[Tensor]) -> Tensor:
+        if not self.differences:
+            try:
+                return self._double_backward(batch, parts)
+            except RuntimeError as error:
+                text = str(error)
+                if "double backward" not in text and "not implemented" not in text:
+                    raise
+                if self.problem.curvature == "ggn":
+                    raise
+                self.differences = True
+        return self._by_differences(batch, parts)
+
+    def _double_backward(self, batch: Any, parts: list[Tensor]) -> Tensor:
+        problem, weights = self.problem, self.problem.weights
+        ggn = problem.curvature == "ggn"
+        boundary = Boundary(self._task(batch)) if ggn else None
+        with torch.enable_grad(), uninterrupted(), BorrowedBuffers(problem.model):
+            with boundary or nullcontext(), safe_ops():
+                loss = check_loss(split(problem.closure(batch)())[0])
+            if boundary is not None:
+                return self.flatten(_gauss_newton(loss, boundary, weights, parts))
+            gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+            if not self._looked:
+                self._looked = True
+                _refuse_once(gradient)
+            pairs = [
+                (g * v).sum()
+                for g, v in zip(gradient, parts, strict=True)
+                if g is not None and g.requires_grad
+            ]
+            if not pairs:
+                return torch.zeros(self.size, dtype=torch.float64)
+            along = torch.stack(pairs).sum()
+            return self.flatten(torch.autograd.grad(along, weights, materialize_grads=True))
+
+    def _by_differences(self, batch: Any, parts: list[Tensor]) -> Tensor:
+        problem = self.problem
+        if problem.curvature == "ggn":
+            raise RuntimeError(
+                "products with the Gauss-Newton matrix need second derivatives, which compiled or "
+                "scripted code has not; pass the module as it was before"
+            )
+        with torch.enable_grad(), uninterrupted():
+            passes = Passes(self._task(batch))
+            passes.loss, passes.output = passes.loss.detach(), None
+            sigma = dict(zip(problem.chosen.tensors, parts, strict=True))
+            e = passes.weights.step(sigma, START["hessian", problem.weights[0].dtype])
+            above: Gradient = []
+            below: Gradient = []
+            passes.gradient(sigma, e, above)
+            passes.gradient(sigma, -e, below)
+            found = {
+                id(leaf): (a - b) / (2 * e)
+                for leaf, a, b in zip(passes.leaves, above, below, strict=False)
+                if a is not None and b is not None
+            }
+        return self.flatten([found.get(id(w), torch.zeros_like(w)) for w in problem.weights])
+
+    def _task(self, batch: Any) -> Task:
+        problem = self.problem
+        tensors = problem.chosen.tensors
+        return Task(
+            problem.model,
+            problem.closure(batch),
+            tensors,
+            tuple(range(len(tensors))),
+            problem.chosen.named,
+            len(tensors),
+            SehtH(),
+            0,
+            curvature=problem.curvature,
+            boundary=problem.boundary,
+            differentiable=False,
+        )
+
+
+def _refuse_once(gradient: Sequence[Tensor | None]) -> None:
+    """``once_differentiable`` leaves a node that raises in a backward, but not in ``grad``: there
+    what lies behind it is silently 0.
+    """
+    seen: set[Any] = set()
+    stack = [g.grad_fn for g in gradient if g is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "Error":
+            raise RuntimeError("double backward of a function that is once differentiable")
+        seen.add(node)
+        stack.extend(parent for parent, _ in node.next_functions)
+
+
+def _gauss_newton(
+    loss: Tensor, boundary: Boundary, weights: list[Tensor], parts: list[Tensor]
+) -> Sequence[Tensor]:
+    """J^T H_out J v: Jv is the derivative of v . J^T u in u, by two reverse passes."""
+    z = boundary.outputs
+    gradient, curved = slope(loss, z) if z else ([], False)
+    boundary.check(curved)
+    u = [torch.zeros_like(part, requires_grad=True) for part in z]
+    back = torch.autograd.grad(z, weights, u, create_graph=True, allow_unused=True)
+    pairs = [(b * v).sum() for b, v in zip(back, parts, strict=True) if b is not None]
+    if not pairs:
+        return [torch.zeros_like(w) for w in weights]
+    along = torch.autograd.grad(
+        torch.stack(pairs).sum(), u, retain_graph=True, materialize_grads=True
+    )
+    kept = [
+        (g, d) for g, d in zip(gradient, along, strict=True) if g is not None and g.requires_grad
+    ]
+    curved_along = torch.autograd.grad(
+        [g for g, _ in kept], z, [d for _, d in kept], retain_graph=True, materialize_grads=True
+    )
+    return torch.autograd.grad(z, weights, curved_along, materialize_grads=True)

@@ -1,0 +1,86 @@
+"""How far a measurement has come: a line on the terminal, or whatever the user calls."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a measurement."""
+
+    what: str
+    done: int
+    total: int | None
+    """Of ``done``, where it is known."""
+    estimate: float | None = None
+    stderr: float | None = None
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """A short line."""
+        share = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+        value = "" if self.estimate is None else f"  {self.estimate:.4g}"
+        if value and self.stderr is not None:
+            value += f" +- {self.stderr:.2g}"
+        return f"{self.what} {share}{value}  {self.seconds:.0f} s"
+
+
+Report = Callable[[Progress], object] | bool | None
+"""``True``: a line on standard error; a function is called with each :class:`Progress`."""
+
+
+class Reporter:
+    """Tells about progress, at most some times a second."""
+
+    def __init__(self, report: Report, what: str) -> None:
+        if report is not None and not isinstance(report, bool) and not callable(report):
+            raise TypeError(
+                f"progress must be True, a function or None, not {type(report).__name__}"
+            )
+        self._report = _line if report is True else report or None
+        self._what, self._start, self._last = what, time.perf_counter(), 0.0
+        self._written = False
+
+    @property
+    def on(self) -> bool:
+        """Whether anybody listens."""
+        return self._report is not None
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._start
+
+    def __call__(
+        self,
+        done: int,
+        total: int | None = None,
+        estimate: float | None = None,
+        stderr: float | None = None,
+    ) -> None:
+        """Tell, unless the last time was just now."""
+        if self._report is None:
+            return
+        now = self.seconds
+        if self._report is _line and self._written and now - self._last < 0.1 and done != total:
+            return
+        self._last, self._written = now, True
+        self._report(Progress(self._what, done, total, estimate, stderr, now))
+
+    def close(self) -> None:
+        """End the line."""
+        if self._report is _line and self._written:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _line(progress: Progress) -> None:
+    width = 24
+    bar = ""
+    if progress.total:
+        full = min(width, width * progress.done // progress.total)
+        bar = "[" + "#" * full + "." * (width - full) + "] "
+    print(f"\r\x1b[K{bar}{progress}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,96 @@
+"""What a trace measurement found, as a frozen record that carries its error."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seht.measure.stats import student
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One tensor's share of the trace: the trace of its own block of the Hessian."""
+
+    estimate: float
+    stderr: float
+    weights: int
+    """How many entries the tensor has."""
+    weight_norm: float
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """The trace of the data's mean loss, and how well it is known."""
+
+    estimate: float
+    stderr: float
+    """Standard error over probes, given the data; nan with one replicate."""
+    dof: float
+    """Degrees of freedom of ``stderr``, for Student's t."""
+    samples: int
+    """How many examples were read."""
+    layers: Mapping[str, Layer] | None
+    """By tensor; ``None`` without ``per_layer``."""
+    weight_norm: float
+    """Of the probed weights: a trace can fall just because the weights grow."""
+    seconds: float
+    curvature: str = "hessian"
+    method: str = "per-sample"
+    """``per-sample``: a probe for each example; ``shared``: one for each micro-batch."""
+    probes: int = 2
+    """Replicates for each micro-batch, over all readings of the data."""
+    loss: float = math.nan
+    """The mean loss of what was read."""
+    partial: bool = False
+    """Whether only a part of the data was read."""
+    sampling_stderr: float | None = None
+    """Where only a part of the data was read: how far it may be from the whole."""
+    step_error: float | None = None
+    """Relative error of the differences themselves, as two steps show it."""
+    reached: bool | None = None
+    """Whether the tolerance was reached; ``None`` where none was asked for."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know: why probes are shared, what was left out."""
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Where the trace of this data lies with that probability (Student's t)."""
+        if not math.isfinite(self.stderr):
+            student(level, 1)  # a bad level is an error all the same
+            return (math.nan, math.nan)
+        half = student(level, self.dof) * self.stderr
+        return (self.estimate - half, self.estimate + half)
+
+    @property
+    def relative(self) -> float:
+        """The standard error over the estimate."""
+        return self.stderr / abs(self.estimate) if self.estimate else math.inf
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with ``None`` for what is not finite."""
+        return plain({**dataclasses.asdict(self), "interval": self.interval()})
+
+    def __str__(self) -> str:
+        """One line."""
+        kind = "tr(G)" if self.curvature == "ggn" else "tr(H)"
+        low, high = self.interval()
+        said = f"{kind} = {self.estimate:.4g} +- {self.stderr:.2g} (95 %: {low:.4g} to {high:.4g})"
+        return f"{said} on {self.samples:,} samples, {self.method} probes, {self.seconds:.1f} s"
+
+
+def plain(value: Any) -> Any:
+    """The value for JSON: tuples as lists, what is not finite as ``None``."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return value

@@ -1,0 +1,138 @@
+"""Everything at once: several models, and what was asked for of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from seht.estimators import unknown
+from seht.measure.flow import StabilityResult, stability
+from seht.measure.problem import LossFn
+from seht.measure.progress import Report
+from seht.measure.quadrature import DensityResult, density
+from seht.measure.results import TraceResult
+from seht.measure.rise import SharpnessResult, sharpness
+from seht.measure.slices import LandscapeResult, landscape
+from seht.measure.spectrum import EigenvaluesResult, eigenvalues
+from seht.measure.traces import trace
+from seht.measure.wei import BoundResult, bound
+
+PARTS = ("trace", "layers", "eigenvalues", "density", "landscape", "sharpness", "bound")
+"""What can be asked for; ``eigenvalues`` brings the stability of section 3.4 with it."""
+FEW = 512
+"""Examples for what reads the data again and again."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured, under a name."""
+
+    name: str
+    model: nn.Module
+    loss_fn: LossFn
+    data: Any
+    """A batch, a data set or an iterable that can be read again."""
+    batch_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and how well."""
+
+    parts: tuple[str, ...] = ("trace", "layers")
+    curvature: str = "hessian"
+    tol: float | None = None
+    probes: int | None = None
+    samples: int | None = None
+    """Read so many examples for the trace; all by default."""
+    few: int = FEW
+    """... and so many for everything else."""
+    points: int = 21
+    micro_batch: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise ValueError(unknown("measurement", part, [*PARTS, "all"]))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found out about one model; ``None`` for what was not asked for."""
+
+    name: str
+    trace: TraceResult
+    eigenvalues: EigenvaluesResult | None = None
+    stability: StabilityResult | None = None
+    density: DensityResult | None = None
+    landscape: LandscapeResult | None = None
+    plane: LandscapeResult | None = None
+    """The landscape in two dimensions."""
+    sharpness: SharpnessResult | None = None
+    bound: BoundResult | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            key: value.as_dict() if hasattr(value, "as_dict") else value
+            for key, value in vars(self).items()
+            if value is not None
+        }
+
+
+def survey(subject: Subject, plan: Plan, progress: Report = None) -> Findings:
+    """Measure one model, in evaluation mode; it is afterwards as it was."""
+    modes = [(module, module.training) for module in subject.model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        return _survey(subject, plan, progress)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _survey(subject: Subject, plan: Plan, progress: Report) -> Findings:
+    common: dict[str, Any] = {
+        "seed": plan.seed,
+        "progress": progress,
+        "batch_dim": subject.batch_dim,
+        "micro_batch": plan.micro_batch,
+    }
+
+    def ask(part: str, function: Callable[..., Any], **options: Any) -> Any:
+        if part not in plan.parts:
+            return None
+        options = {**common, **options}
+        return function(subject.model, subject.loss_fn, subject.data, **options)
+
+    few: dict[str, Any] = {"limit": plan.few}
+    curvature: dict[str, Any] = {"curvature": plan.curvature}
+    steady = ask("eigenvalues", stability, largest=8, smallest=3, **few)
+    ends = None if steady is None else steady.eigenvalues
+    if ends is not None and plan.curvature == "ggn":
+        ends = ask("eigenvalues", eigenvalues, largest=8, smallest=1, **few, **curvature)
+    return Findings(
+        name=subject.name,
+        trace=trace(
+            subject.model, subject.loss_fn, subject.data, tol=plan.tol, probes=plan.probes,
+            per_layer="layers" in plan.parts, limit=plan.samples, **common, **curvature,
+        ),
+        eigenvalues=ends,
+        stability=steady,
+        density=ask("density", density, probes=3, steps=30, **few, **curvature),
+        landscape=ask("landscape", landscape, points=plan.points, **few),
+        plane=ask("landscape", landscape, dims=2, points=(plan.points + 1) // 2 | 1, **few),
+        sharpness=ask("sharpness", sharpness, **few),
+        bound=ask("bound", bound, **few),
+    )  # fmt: skip
+
+
+def choose_parts(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names from the command line: several, in one text or more; ``all`` is all of them."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    return PARTS if "all" in names else tuple(dict.fromkeys(names))

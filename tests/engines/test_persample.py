@@ -1,0 +1,101 @@
+"""SEHT-S, layer by layer: value and gradient against an independent construction in float64.
+
+The reference runs every example alone with its own perturbed weights and differentiates that
+(``persample_reference.py``); unbiasedness is tested against the exact trace.
+"""
+
+import math
+
+import persample_reference as reference
+import pytest
+import torch
+from persample_cases import PROBLEMS, N, loss_fn
+
+import seht
+from seht import probes
+from seht.engines.graphfree import replicates
+
+SEED = 3
+every = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+QUICK = {"linear", "conv2d-grouped", "transposed1d", "embedding-tied", "bilinear", "rnn", "views",
+         "attention-time-first", "group_norm", "time-and-batch"}  # fmt: skip
+one_of_each_kind = pytest.mark.parametrize(
+    "problem",
+    [pytest.param(p, id=p.name, marks=[] if p.name in QUICK else pytest.mark.slow)
+     for p in PROBLEMS],
+)  # fmt: skip
+
+
+def closure_of(model, x, y):
+    return lambda: loss_fn(model(x), y)
+
+
+def penalised(problem, *, lean=False, **options):
+    """What the penalty adds to the gradient, its record, and what it should be made from."""
+    model, x, y = problem.make()
+    closure = closure_of(model, x, y)
+    weights = list(model.parameters())
+    plain = torch.autograd.grad(closure(), weights, materialize_grads=True)
+    penalty = seht.HessianTrace(
+        model, weight=10.0, estimator="seht-s", params=problem.params, seed=SEED, **options
+    )
+    if lean:
+        penalty.backward(closure)
+    else:
+        penalty(closure).backward()
+    got = [
+        (torch.zeros_like(w) if w.grad is None else w.grad) - g
+        for w, g in zip(weights, plain, strict=True)
+    ]
+    for w in weights:
+        w.grad = None
+    return model, x, y, [g / 10 for g in got], penalty.last
+
+
+def distance(a, b):
+    over = math.sqrt(sum(float((x - y).pow(2).sum()) for x, y in zip(a, b, strict=True)))
+    return over / max(1e-12, math.sqrt(sum(float(y.pow(2).sum()) for y in b)))
+
+
+def signs_of(problem, model, record):
+    tensors = probes.choose(model, problem.params).tensors
+    return reference.directions(tensors, N, record.seed, problem.shared)
+
+
+@every
+def test_hessian(problem):
+    model, x, y, got, record = penalised(problem)
+    assert set(record.shared) == problem.shared
+    s = signs_of(problem, model, record)
+    trace, gradient = reference.hessian(model, problem, x, y, s, loss_fn)
+    assert record.trace == pytest.approx(float(trace), rel=1e-5)
+    assert distance(got, gradient) < 1e-5
+
+
+@every
+def test_gauss_newton(problem):
+    model, x, y, got, record = penalised(problem, curvature="ggn", two_sided=True, kappa=1e-4)
+    s = signs_of(problem, model, record)
+    trace, gradient = reference.gauss_newton(model, problem, x, y, s, loss_fn)
+    assert record.trace == pytest.approx(float(trace), rel=1e-5)
+    assert distance(got, gradient) < 1e-5
+
+
+@one_of_each_kind
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+def test_lean(problem, curvature):
+    scalar, lean = (penalised(problem, lean=lean, curvature=curvature) for lean in (False, True))
+    assert lean[4].trace == pytest.approx(scalar[4].trace, rel=1e-9)
+    assert distance(lean[3], scalar[3]) < 1e-4
+
+
+@one_of_each_kind
+def test_unbiased(problem):
+    """The mean of many probes is the exact trace, within its error."""
+    model, x, y = problem.make()
+    closure = closure_of(model, x, y)
+    exact = float(seht.exact_trace(model, closure, params=problem.params))
+    found = torch.tensor(replicates(model, closure, params=problem.params, probes=60).traces)
+    error = float(found.std()) / math.sqrt(len(found))
+    assert abs(float(found.mean()) - exact) < 4 * error + 1e-6 * abs(exact)
+    assert error < abs(exact) + 3  # or the line above says nothing

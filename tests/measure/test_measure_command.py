@@ -1,0 +1,200 @@
+"""The command ``seht measure``: table, JSON and page, for anyone's models and the lab's runs."""
+
+import json
+import math
+import re
+import sys
+
+import pytest
+import torch
+
+from seht import cli
+from seht.measure.numbers import duration, number, with_error
+
+MINE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def data():
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(40, 5, generator=draw), torch.arange(40) % 3
+
+def batches():
+    x, y = data()
+    return iter([(x[:25], y[:25]), (x[25:], y[25:])])
+
+def _net(width):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+
+def small(): return _net(4)
+def wide(): return _net(9)
+def pair(): return _net(4), loss
+def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
+def summed(model, batch): return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+def broken():
+    net = _net(4)
+    net[0].weight.data[0, 0] = float("nan")
+    return net
+def nothing(): return None
+def number(): return 3
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "measured_mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments):
+        sys.modules.pop("measured_mine", None)
+        try:
+            code = cli.main(["measure", *arguments])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def mine(*models, data="data"):
+    named = [part for m in models for part in ("--model", f"measured_mine:{m}")]
+    return [*named, "--data", f"measured_mine:{data}"]
+
+
+def test_a_table(run):
+    code, out, err = run(*mine("small", "wide"))
+    assert code == 0, err
+    assert re.search(r"tr\(H\) +\S+ ± \S+ +\S+ ± \S+", out)
+    assert "0.weight" in out and "3.weight" in out and "per-sample" in out
+    assert "λ max" not in out
+
+
+def test_json_holds_every_figure_and_no_nan(run):
+    code, out, _ = run(*mine("pair", data="batches"), "--what", "all", "--json", "-")
+    found = json.loads(out, parse_constant=lambda text: pytest.fail(text))
+    (model,) = found["models"]
+    assert code == 0 and model["trace"]["samples"] == 40
+    assert model.keys() >= {
+        "trace", "eigenvalues", "stability", "density", "landscape", "plane", "sharpness", "bound",
+    }  # fmt: skip
+    low, high = model["trace"]["interval"]
+    assert low < model["trace"]["estimate"] < high
+
+
+def test_the_page_is_self_contained(run, tmp_path):
+    code, out, err = run(*mine("small", "wide"), "--html", "flat.html", "--few", "20")
+    assert code == 0, err
+    page = (tmp_path / "flat.html").read_text()
+    assert page.count("<svg") >= 7 and "flat.html" in out
+    assert "<script" not in page and not re.search(r'(?:src|href)="(?!#|data:)', page)
+    for words in ("How flat", "Layers", "Spectrum", "Density", "Landscape", "measured_mine:wide"):
+        assert words in page
+    assert "seht measure --model measured_mine:small" in page
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_and_how_well(run):
+    for what in ("eigenvalues", "density,landscape", "sharpness", "bound"):
+        code, out, err = run(*mine("small"), "--what", what, "--few", "20", "--seed", "3")
+        assert code == 0, err
+    code, out, _ = run(*mine("small"), "--tol", "0.2", "--curvature", "ggn", "--json", "-")
+    trace = json.loads(out)["models"][0]["trace"]
+    assert trace["reached"] and trace["stderr"] <= 0.2 * trace["estimate"]
+    assert trace["curvature"] == "ggn"
+    code, out, _ = run(*mine("small"), "--samples", "10")
+    assert "only 10 samples were read" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give runs to measure, or --model and --data"),
+        (["--model", "measured_mine:small"], "--model needs --data"),
+        (["--data", "measured_mine:data"], "--data needs --model"),
+        (["nowhere"], "nowhere is no run"),
+        (mine("number"), "must return a torch.nn.Module"),
+        (mine("small", data="number"), "must return a batch, a data set"),
+        (mine("smal"), "did you mean 'small'"),
+        (mine("broken"), "'0.weight' holds values that are not finite"),
+        ([*mine("small"), "--loss", "measured_mine:summed"], "returns a sum over the examples"),
+        ([*mine("small"), "--what", "tarce"], "did you mean 'trace'"),
+        ([*mine("small"), "--html", "no/where.html"], "there is no such directory"),
+        ([*mine("small"), "--probes", "0"], "probes must be at least 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_mistakes_are_named_in_one_line(run, tmp_path, arguments, message):
+    code, out, err = run(*arguments)
+    assert code == 2 and not out
+    assert re.search(message, err), err
+    assert "Traceback" not in err and len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("*.html"))
+
+
+# --- runs of the lab --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """Two runs as `seht compare` leaves them, untrained."""
+    from dataclasses import replace
+
+    from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
+    from seht.lab.data import load
+    from seht.lab.models import build
+    from seht.lab.recipes import to_dict
+
+    recipe = Recipe(
+        "tiny", DataConfig("digits", size=60), ModelConfig("cnn", width=4), OptimConfig(0.1), 20, 1
+    )
+    for seed in (0, 1):
+        home = tmp_path / "out" / "runs" / "plain" / f"seed-{seed}"
+        home.mkdir(parents=True)
+        torch.manual_seed(seed)
+        model = build(recipe.model, load(recipe, seed))
+        torch.save(model.state_dict(), home / "model.pt")
+        config = {"recipe": to_dict(replace(recipe)), "method": "plain", "seed": seed}
+        (home / "config.json").write_text(json.dumps(config))
+    return tmp_path / "out"
+
+
+def test_runs_and_comparisons(run, comparison):
+    code, out, err = run(str(comparison), "--samples", "40", "--json", "-")
+    assert code == 0, err
+    models = json.loads(out)["models"]
+    assert [m["name"] for m in models] == ["plain, seed 0", "plain, seed 1"]
+    assert models[0]["trace"]["estimate"] != models[1]["trace"]["estimate"]
+    one = comparison / "runs" / "plain" / "seed-0"
+    for path in (one, one / "model.pt"):
+        code, out, err = run(str(path), "--samples", "40", "--json", "-")
+        assert code == 0, err
+        assert json.loads(out)["models"][0]["trace"]["estimate"] == pytest.approx(
+            models[0]["trace"]["estimate"]
+        )
+
+
+def test_a_run_that_is_broken(run, comparison):
+    home = comparison / "runs" / "plain" / "seed-0"
+    (home / "model.pt").write_bytes(b"nothing")
+    code, _, err = run(str(home))
+    assert code == 2 and "does not hold this run's weights" in err
+    (home / "model.pt").unlink()
+    code, _, err = run(str(home))
+    assert code == 2 and "the run is not done" in err
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+def test_numbers():
+    assert number(1234.5) == "1,230" and number(0.012345) == "0.0123" and number(0) == "0"
+    assert number(math.nan) == "–" and number(None) == "–" and number(-math.inf) == "−∞"
+    assert number(-2.5e-9) == "−2.50e−9"
+    assert (
+        with_error(511.34, 13.2) == "511 ± 13" and with_error(-0.51234, 0.0123) == "−0.512 ± 0.012"
+    )
+    assert with_error(3.14159, math.nan) == "3.142" and with_error(5.0, 0.0) == "5.000"
+    assert duration(0.057) == "0.057 s" and duration(75) == "75 s" and duration(600) == "10.0 min"

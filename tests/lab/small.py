@@ -1,6 +1,7 @@
 """Recipes that train in a fraction of a second, and commands in processes that can be killed."""
 
 import csv
+import importlib
 import json
 import multiprocessing
 import os
@@ -29,6 +30,17 @@ TEXT = {
     "model.hidden": "8",
     "threads": "1",
 }
+
+
+HEAVY = (
+    "lightning_fabric",
+    "jinja2",
+    "matplotlib.backends.backend_svg",
+    "rich.table",
+    "scipy.special",
+    "sklearn.datasets",
+    "tensorboard.summary.writer.record_writer",
+)
 
 
 def digits(**changes):
@@ -86,9 +98,8 @@ def _command(arguments, log, limit):
 
 def start(arguments, log, limit=None):
     """The command in a process of its own; ``limit``: bytes that a file may have at most."""
-    # Forked, with everything imported that takes seconds to import.
-    import sklearn.datasets  # noqa: F401
-
+    for module in HEAVY:  # forked with everything in memory that takes seconds to import
+        importlib.import_module(module)
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=_command, args=([str(a) for a in arguments], str(log), limit))
     process.start()

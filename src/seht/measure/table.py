@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from seht.measure.numbers import duration, number, with_error
 from seht.measure.survey import Findings
+from seht.measure.wei import BoundResult
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,14 @@ def notes(found: Findings) -> list[str]:
     if found.bound is not None:
         b = found.bound
         said.append(
-            f"logit derivatives (section 3.2): mean |J| = {number(b.jacobian)}, mean tr(H) = "
-            f"{number(b.hessian)}; {b.note}"
+            f"derivatives in the logits (section 3.2): mean norm {number(b.jacobian)}, mean trace "
+            f"{number(b.hessian)}; {_terms(b)}{b.note}"
         )
     return said
+
+
+def _terms(bound: BoundResult) -> str:
+    if bound.terms is None:
+        return ""
+    parts = ", ".join(f"{name} {number(value)}" for name, value in bound.terms.items())
+    return f"terms of the bound: {parts}, in all {number(bound.total)}, "

@@ -145,7 +145,8 @@ def _penalties(curvature: str) -> list[Row]:
         )
     )
     if "seht-s" in ESTIMATORS:
-        rows.append(row("s", "SEHT-S", estimator="seht-s"))
+        limit = 3.0 if short else 5.0
+        rows.append(row("s", "SEHT-S, 1 probe", estimator="seht-s", limit=limit))
     return rows
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Group = tuple[str, str, list[Panel]]
+LONGEST = 28
+"""Characters of a name beside a drawing; the end of a layer's name says more than its start."""
 LAYERS = 40
 """So many bars are readable; with more, the largest are shown."""
 
@@ -198,7 +200,8 @@ def _contours(plane: Any, number: int, levels: list[float]) -> Any:
 
 def _names(axes: Axes, names: Sequence[str]) -> None:
     """Rows with names, the first at the top."""
-    axes.set_yticks([-i for i in range(len(names))], names)
+    short = [name if len(name) <= LONGEST else "…" + name[1 - LONGEST :] for name in names]
+    axes.set_yticks([-i for i in range(len(names))], short)
     axes.set_ylim(-len(names) + 0.4, 0.6)
     axes.grid(False, axis="y")
     axes.yaxis.keep_ticks = True  # type: ignore[attr-defined]

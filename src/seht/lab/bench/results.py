@@ -25,11 +25,11 @@ class Settings:
     slow_rounds: int = 3
     budgets: dict[str, float] = field(
         default_factory=lambda: {
-            "resnet18": 600.0,
-            "wrn": 300.0,
-            "lstm": 200.0,
-            "gpt": 150.0,
-            "mlp": 30.0,
+            "resnet18": 330.0,
+            "wrn": 120.0,
+            "lstm": 110.0,
+            "gpt": 90.0,
+            "mlp": 15.0,
         }
     )
     """Seconds for the timing of each model; rounds end there."""
@@ -37,7 +37,7 @@ class Settings:
     """Steps before errors and variances are measured."""
     error_draws: int = 3
     variance_draws: int = 150
-    variance_seconds: float = 15.0
+    variance_seconds: float = 10.0
     """For each row, after the first eight draws."""
     everything: bool = True
     """Memory of all rows, with the engine's check; compiled models."""

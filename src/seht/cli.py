@@ -195,7 +195,8 @@ def add_bench(commands: Any) -> None:
         "--model",
         action="append",
         metavar="NAME",
-        help="resnet18, wrn, lstm, gpt or mlp only; measure: resnet18 or gpt (may be repeated)",
+        help="one of resnet18, resnet18-group, wrn, lstm, gpt, mlp; measure: resnet18, gpt "
+        "(may be repeated)",
     )
     parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
     parser.add_argument(

@@ -135,6 +135,11 @@ def _text(batch: int, draw: torch.Generator, *, vocabulary: int, length: int) ->
     return text(batch, vocabulary, length, draw)
 
 
+def _grouped(**sizes: Any) -> nn.Module:
+    """The examples of a batch have nothing to do with each other, as SEHT-S wants it."""
+    return models.resnet18(norm="group", **sizes)
+
+
 def _wide(**sizes: Any) -> nn.Module:
     return models.WideResNet(classes=10, **sizes)
 
@@ -165,6 +170,19 @@ CASES: dict[str, Case] = {
             "tiny": ({"width": 4}, {}, 8),
         },
         compiled=True,
+    ),
+    "resnet18-group": Case(
+        "ResNet-18 with GroupNorm",
+        _grouped,
+        _images(3, 32),
+        0,
+        {
+            "full": ({"width": 32}, {}, 128),
+            "medium": ({"width": 16}, {}, 128),
+            "small": ({"width": 8}, {}, 128),
+            "mini": ({"width": 8}, {}, 8),
+            "tiny": ({"width": 4}, {}, 8),
+        },
     ),
     "wrn": Case(
         "Wide ResNet",

@@ -26,6 +26,8 @@ GOALS: list[tuple[str, str, str, float]] = [
     ("resnet18", "hessian/scalar", "memory", 2.1),
     ("resnet18", "ggn/scalar", "memory", 2.0),
     ("resnet18", "hessian/scalar", "compiled", 3.3),
+    ("resnet18-group", "hessian/s", "ratio", 5.4),
+    ("resnet18-group", "ggn/s", "ratio", 3.3),
     ("lstm", "hessian/scalar", "ratio", 3.2),
     ("lstm", "ggn/scalar", "ratio", 2.4),
     ("gpt", "hessian/scalar", "ratio", 3.25),

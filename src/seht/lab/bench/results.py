@@ -26,6 +26,7 @@ class Settings:
     budgets: dict[str, float] = field(
         default_factory=lambda: {
             "resnet18": 330.0,
+            "resnet18-group": 200.0,
             "wrn": 120.0,
             "lstm": 110.0,
             "gpt": 90.0,
@@ -53,7 +54,14 @@ FAST = replace(
     variance_scale="mini",
     rounds=3,
     slow_rounds=1,
-    budgets={"resnet18": 70.0, "wrn": 15.0, "lstm": 15.0, "gpt": 10.0, "mlp": 3.0},
+    budgets={
+        "resnet18": 50.0,
+        "resnet18-group": 20.0,
+        "wrn": 15.0,
+        "lstm": 15.0,
+        "gpt": 10.0,
+        "mlp": 3.0,
+    },
     train=20,
     error_draws=1,
     variance_draws=24,

@@ -304,6 +304,13 @@ def test_dictionaries_and_several_inputs():
     assert penalty.last.shared == ()
 
 
+def test_inputs_made_in_the_closure():
+    model = body(torch.tanh)
+    penalty = seht.HessianTrace(model, weight=1.0, estimator="seht-s", seed=0)
+    penalty(lambda: model(X[:3] * 2).pow(2).mean())
+    assert penalty.last.shared == ()
+
+
 def test_no_call_of_the_model():
     model = body(torch.tanh)
     with pytest.raises(seht.ExampleError, match="calls neither the model"):

@@ -18,7 +18,7 @@ from reference import gradient, relative
 
 import seht
 from seht import probes
-from seht.engines import replay
+from seht.engines import mode
 from seht.engines.kinks import KINKS
 
 COARSE = 0.1
@@ -93,11 +93,11 @@ class Table(dict):
 @pytest.mark.parametrize("case", CROSSING, ids=str)
 def test_goes_wrong_without_its_rule(monkeypatch, case):
     table = Table(KINKS)
-    monkeypatch.setattr(replay, "KINKS", table)
+    monkeypatch.setattr(mode, "KINKS", table)
     frozen = error(case, kappa=COARSE)
 
     def wrong(function) -> bool:
-        monkeypatch.setattr(replay, "KINKS", {f: r for f, r in KINKS.items() if f != function})
+        monkeypatch.setattr(mode, "KINKS", {f: r for f, r in KINKS.items() if f != function})
         try:
             return not error(case, kappa=COARSE) < 4 * frozen
         except seht.UnrepeatableError:

@@ -217,6 +217,41 @@ def _normed(call: Call) -> Tag | None:
     return couples(call) if axis.dim == 1 else axis
 
 
+def _within(features: Callable[[Call], set[int]]) -> Follow:
+    """Functions that work along some dimensions of each example and leave the others alone."""
+
+    def follow(call: Call) -> Tag | None:
+        axis = call.tags[0]
+        if not isinstance(axis, Axis):
+            return couples(call) if axis is SUM else axis
+        return couples(call) if axis.dim in features(call) else axis
+
+    return follow
+
+
+def _along(call: Call) -> set[int]:
+    dim = call.argument(1, "dim")
+    rank = call.given[0].dim()
+    return {dim % rank} if isinstance(dim, int) else set(range(rank))
+
+
+def _trailing(call: Call) -> set[int]:
+    rank = call.given[0].dim()
+    return set(range(rank - len(call.argument(1, "normalized_shape")), rank))
+
+
+def _all_but_first(call: Call) -> set[int]:
+    return set(range(1, call.given[0].dim()))
+
+
+def _spatial(count: int) -> Callable[[Call], set[int]]:
+    def features(call: Call) -> set[int]:
+        rank = call.given[0].dim()
+        return set(range(max(0, rank - count), rank))
+
+    return features
+
+
 # --- packed sequences -----------------------------------------------------------------------------
 
 
@@ -290,6 +325,16 @@ AXES: dict[Any, Follow] = {
     **dict.fromkeys(spellings("cat concat concatenate"), _joined),
     **dict.fromkeys(spellings("stack"), _stacked),
     **dict.fromkeys(spellings("batch_norm"), _normed),
+    **dict.fromkeys(spellings("group_norm"), _within(_all_but_first)),
+    **dict.fromkeys(spellings("layer_norm rms_norm"), _within(_trailing)),
+    **dict.fromkeys(spellings("softmax log_softmax softmin"), _within(_along)),
+    **{
+        f: _within(_spatial(k))
+        for k in (1, 2, 3)
+        for f in spellings(
+            f"max_pool{k}d avg_pool{k}d adaptive_max_pool{k}d adaptive_avg_pool{k}d lp_pool{k}d"
+        )
+    },
     _VF._pack_padded_sequence: _packed,
     _VF._pad_packed_sequence: _unpacked,
 }

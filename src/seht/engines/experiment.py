@@ -24,14 +24,18 @@ def ask(call: Call, random: Any) -> list[Tag | None]:
     """One tag for each tensor that the call returned."""
     given, masks = call.given, _masks(call.n)
     with torch.no_grad(), random.kept():
+        changed: list[list[Tensor]] = []
         try:
             base = _run(call, given)
-            changed = [_run(call, _mixed(call, given, mask)) for mask in masks]
+            for mask in masks:
+                other = _run(call, _mixed(call, given, mask))
+                changed.append([_differs(a, b) for a, b in zip(base, other, strict=True)])
+                del other
         except (RuntimeError, ValueError, TypeError, IndexError):
             return [couples(call)] * len(list(every_tensor(call.out)))
         tags: list[Tag | None] = []
         for place, out in enumerate(base):
-            moved = [_differs(out, other[place]) for other in changed]
+            moved = [parts[place] for parts in changed]
             found: Tag | None = _locate(call, out, moved, masks)
             if found is None and any(bool(m.any()) for m in moved):
                 found = _sum(call, given, place, masks[0])
@@ -40,9 +44,14 @@ def ask(call: Call, random: Any) -> list[Tag | None]:
 
 
 def _masks(n: int) -> list[Tensor]:
-    """Halves of the examples, and the other halves, by which any two can be told apart."""
+    """Halves of the examples, and the other halves.
+
+    Of a few examples any two can be told apart; of many, two random halves are enough to notice
+    that some have met or changed places.
+    """
     numbers = torch.randperm(n, generator=generator(1))
-    halves = [(numbers >> bit & 1).bool() for bit in range((n - 1).bit_length())]
+    bits = (n - 1).bit_length()
+    halves = [(numbers >> bit & 1).bool() for bit in range(bits if n <= 16 else 2)]
     return [side for half in halves for side in (half, ~half)]
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,48 +27,11 @@ from seht.engines import recurrent
 from seht.engines.axes import Axis, Broken
 from seht.engines.constants import PADDED
 from seht.engines.kinks import spellings
-from seht.engines.prefix import stand_in
+from seht.engines.norm_layers import Norm, batch_norm, norm
 from seht.engines.rules import Rule, opened
-from seht.engines.signs import Convolution, Factors, Linear, Perturbed, factorise, frugal_product
+from seht.engines.signs import Convolution, Linear, Perturbed, frugal_product
 from seht.engines.tracking import Part
-
-
-class Slot(NamedTuple):
-    """A probed weight in a call."""
-
-    part: Part
-    factors: Factors
-
-
-class Use(NamedTuple):
-    """What the centre pass found out about a call."""
-
-    axis: Axis | None = None
-    weight: Slot | None = None
-    bias: Slot | None = None
-    inner: Any = None
-    """The decision of the operation's own rule, where it has one."""
-
-
-def _slot(mode: Any, tensor: Any, axis: Axis | None, name: str) -> Slot | None:
-    """Note the use of a weight; None where it keeps a shared direction."""
-    part = mode.tracker.part(tensor)
-    if part is None:
-        return None
-    if axis is None:
-        mode.tracker.share(part, f"{name} applies it to what is the same for all examples")
-        return None
-    factors = factorise(part, mode.tracker.weight(part.name))
-    if factors is None:
-        mode.tracker.share(part, f"{name} sees it through a view that mixes its dimensions")
-        return None
-    mode.tracker.varied.add(part.name)
-    return Slot(part, factors)
-
-
-def _live(mode: Any, slot: Slot | None) -> Slot | None:
-    return slot if slot is not None and slot.part.name in mode.signs.names else None
-
+from seht.engines.uses import Use, live, slot_of
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -112,8 +74,8 @@ def _product(form: Product) -> Rule:
         axis = tracker.axis(bound.x, func, features=features)
         if isinstance(bound.op, Convolution) and rank != bound.weight.dim():
             axis = None  # an image without a batch
-        weight = _slot(mode, bound.weight, axis, name)
-        bias = _slot(mode, bound.bias, axis, name)
+        weight = slot_of(mode, bound.weight, axis, name)
+        bias = slot_of(mode, bound.bias, axis, name)
         tracker.tag(y, axis)
         return y, Use(axis, weight, bias)
 
@@ -121,7 +83,7 @@ def _product(form: Product) -> Rule:
         signs = mode.signs
         if use is None or signs is None or use.axis is None:
             return func(*args, **kwargs)
-        weight, bias = _live(mode, use.weight), _live(mode, use.bias)
+        weight, bias = live(mode, use.weight), live(mode, use.bias)
         bound = form.bind(*args, **kwargs)
         assert bound is not None
         x, axis = bound.x, use.axis
@@ -215,7 +177,7 @@ def _bilinear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
         return y, None
     axes = [tracker.axis(x, func, features=(-1,)) for x in (x1, x2)]
     axis = axes[0] if axes[0] == axes[1] else None
-    weight, bias = _slot(mode, w, axis, "bilinear"), _slot(mode, b, axis, "bilinear")
+    weight, bias = slot_of(mode, w, axis, "bilinear"), slot_of(mode, b, axis, "bilinear")
     met = [a for a in axes if a is not None]
     broken = len(met) == 2 and axis is None
     tracker.tag(y, Broken("bilinear mixes examples") if broken else met[0] if met else None)
@@ -234,7 +196,7 @@ def _bilinear_replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) -> 
     if use is None or signs is None or use.axis is None:
         return y
     x1, x2, _, _ = _bilinear(*args, **kwargs)
-    weight, bias = _live(mode, use.weight), _live(mode, use.bias)
+    weight, bias = live(mode, use.weight), live(mode, use.bias)
     if weight is not None:
         part, factors = weight
         into = signs.placed(part, factors, 1, use.axis, x1, -1)
@@ -262,7 +224,7 @@ def _embedding_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any
     tracker = mode.tracker
     tag = tracker.get(ids)
     axis = tag if isinstance(tag, Axis) else None
-    slot = _slot(mode, table, axis, "embedding")
+    slot = slot_of(mode, table, axis, "embedding")
     tracker.tag(y, tag)
     return y, Use(axis, slot, None, inner)
 
@@ -270,7 +232,7 @@ def _embedding_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any
 def _embedding_replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) -> Any:
     y = PADDED.replay(mode, use.inner, func, args, kwargs)
     signs = mode.signs
-    slot = None if signs is None else _live(mode, use.weight)
+    slot = None if signs is None else live(mode, use.weight)
     if slot is None:
         return y
     ids, table, padding = _table(*args, **kwargs)
@@ -290,119 +252,6 @@ def _embedding_replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) ->
     return y + signs.steps[part.name] * direction
 
 
-# --- norms ----------------------------------------------------------------------------------------
-
-
-class Norm(NamedTuple):
-    """Where a norm has its weight and bias, and whether they lie along the channels."""
-
-    weight: int
-    bias: int | None
-    channels: bool
-
-
-def _norm(form: Norm) -> Rule:
-    def pick(place: int | None, key: str, args: Any, kwargs: Any) -> Any:
-        if key in kwargs:
-            return kwargs[key]
-        return args[place] if place is not None and len(args) > place else None
-
-    def plain(args: Any, kwargs: Any) -> tuple[Any, Any]:
-        bare = [None if i in (form.weight, form.bias) else a for i, a in enumerate(args)]
-        return bare, {k: None if k in ("weight", "bias") else v for k, v in kwargs.items()}
-
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        tracker = mode.tracker
-        w, b = pick(form.weight, "weight", args, kwargs), pick(form.bias, "bias", args, kwargs)
-        y = func(*args, **kwargs)
-        if tracker.part(w) is None and tracker.part(b) is None:
-            tracker.follow(func, args, kwargs, y)
-            return y, None
-        tracker.follow(func, args, kwargs, y, weigh=False)
-        tag = tracker.get(y)
-        axis = tag if isinstance(tag, Axis) else None
-        slots = _slot(mode, w, axis, func.__name__), _slot(mode, b, axis, func.__name__)
-        return y, Use(axis, *slots)
-
-    def replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        y = func(*args, **kwargs)
-        signs = mode.signs
-        if use is None or signs is None or use.axis is None:
-            return y
-        weight, bias = _live(mode, use.weight), _live(mode, use.bias)
-        if weight is not None:
-            bare, named = plain(args, kwargs)
-            hat = func(*bare, **named)
-            y = y + signs.steps[weight.part.name] * (spread(signs, weight, use.axis, y) * hat)
-        if bias is not None:
-            y = y + signs.steps[bias.part.name] * spread(signs, bias, use.axis, y)
-        return y
-
-    def spread(signs: Any, slot: Slot, axis: Axis, y: Tensor) -> Tensor:
-        whole = signs.owned(signs.whole(*slot), axis, y.shape[axis.dim])
-        own = whole.shape[1:]
-        shape = [1] * y.dim()
-        shape[axis.dim] = whole.shape[0]
-        first = 1 if form.channels else y.dim() - len(own)
-        shape[first : first + len(own)] = own
-        return whole.reshape(shape)
-
-    return Rule(record, replay)
-
-
-# --- batch norm with its statistics held ----------------------------------------------------------
-
-
-def _statistics(
-    input: Tensor, running_mean: Any, running_var: Any, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> tuple[Tensor, Tensor | None, Tensor | None, bool, float]:  # fmt: skip
-    return input, weight, bias, training or running_mean is None, eps
-
-
-def _held(args: Any, kwargs: Any, mean: Tensor, var: Tensor) -> Tensor:
-    """Batch norm with these statistics, by operations that know their gradient."""
-    x, weight, bias, _, eps = _statistics(*args, **kwargs)
-    shape = [1, -1] + [1] * (x.dim() - 2)
-    scale = torch.rsqrt(var + eps)
-    scale = scale if weight is None else scale * weight
-    y = (x - mean.view(shape)) * scale.view(shape)
-    return y if bias is None else y + bias.view(shape)
-
-
-def _batch_norm() -> Rule:
-    plain = _norm(Norm(3, 4, channels=True))
-
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        tracker = mode.tracker
-        x, weight, bias, batch, _ = _statistics(*args, **kwargs)
-        tag = tracker.get(x)
-        if tracker.coupling != "frozen" or not batch or not isinstance(tag, Axis):
-            y, use = plain.record(mode, func, args, kwargs)
-            return y, (use, None)
-        with torch.no_grad():
-            func(*args, **kwargs)  # moves the running statistics, once
-        rest = [0, *range(2, x.dim())]
-        mean, var = x.mean(rest), x.var(rest, correction=0)
-        tracker.tag(mean, None)
-        tracker.tag(var, None)
-        tracker.holds = True
-        y = _held(args, kwargs, mean, var)
-        for tensor in (weight, bias):
-            tracker.share(tracker.part(tensor), "batch_norm with held statistics")
-        tracker.tag(y, tag)
-        return y, (None, (mean, var))
-
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        use, held = decision
-        if held is None:
-            return plain.replay(mode, use, func, args, kwargs)
-        # Leaves of the perturbed graphs whose gradient goes on into the centre's statistics.
-        return _held(args, kwargs, *(stand_in(part, mode.aliases) for part in held))
-
-    return Rule(record, replay)
-
-
 LAYERS: dict[Any, Rule] = {
     F.linear: _product(Product(_linear, into=1, out=0, channel=-1)),
     **dict.fromkeys(
@@ -419,11 +268,11 @@ LAYERS: dict[Any, Rule] = {
     ),
     **dict.fromkeys(spellings("bilinear"), Rule(_bilinear_record, _bilinear_replay)),
     F.embedding: Rule(_embedding_record, _embedding_replay),
-    F.layer_norm: _norm(Norm(2, 3, channels=False)),
-    F.rms_norm: _norm(Norm(2, None, channels=False)),
-    F.group_norm: _norm(Norm(2, 3, channels=True)),
-    F.batch_norm: _batch_norm(),
-    F.instance_norm: _norm(Norm(3, 4, channels=True)),
+    F.layer_norm: norm(Norm(2, 3, channels=False)),
+    F.rms_norm: norm(Norm(2, None, channels=False)),
+    F.group_norm: norm(Norm(2, 3, channels=True)),
+    F.batch_norm: batch_norm(),
+    F.instance_norm: norm(Norm(3, 4, channels=True)),
     F.multi_head_attention_forward: opened(F.multi_head_attention_forward),
     **recurrent.RULES,
 }

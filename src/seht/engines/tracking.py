@@ -168,17 +168,23 @@ class Tracker:
         elif isinstance(value, dict) or hasattr(value, "keys"):
             for key in value:
                 self._begin(value[key])
-        elif isinstance(value, Tensor) and id(value) not in self._own and not self._seen(value):
+        elif isinstance(value, Tensor) and id(value) not in self._own and self._new(value):
             for dim in (self.layout.dim, 1 - self.layout.dim):
                 if value.dim() > dim >= 0 and (not self.n or value.shape[dim] == self.n):
                     self.n = self.n or value.shape[dim]
                     self.tag(value, Axis(dim))
                     return
 
+    def _new(self, value: Tensor) -> bool:
+        """Whether this is where examples begin; what the closure made on the way counts as an
+        input of the model (a slice of the batch), but not as one of a part of it (positions).
+        """
+        return not self._seen(value) if self.layout.deep else self.get(value) is None
+
     def _begin_packed(self, value: PackedSequence) -> None:
         count = int(value.batch_sizes[0])
         self.n = self.n or count
-        if self.n == count and not self._seen(value.data):
+        if self.n == count and self._new(value.data):
             order = torch.arange(count) if value.sorted_indices is None else value.sorted_indices
             owners = [order[:k].cpu() for k in value.batch_sizes.tolist()]
             self.tag(value.data, axis_from(0, torch.cat(owners), count))

@@ -1,0 +1,47 @@
+"""What the centre pass notes about a call that uses a probed weight."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from seht.engines.axes import Axis
+from seht.engines.signs import Factors, factorise
+from seht.engines.tracking import Part
+
+
+class Slot(NamedTuple):
+    """A probed weight in a call."""
+
+    part: Part
+    factors: Factors
+
+
+class Use(NamedTuple):
+    """What the centre pass found out about a call."""
+
+    axis: Axis | None = None
+    weight: Slot | None = None
+    bias: Slot | None = None
+    inner: Any = None
+    """The decision of the operation's own rule, where it has one."""
+
+
+def slot_of(mode: Any, tensor: Any, axis: Axis | None, name: str) -> Slot | None:
+    """Note the use of a weight; None where it keeps a shared direction."""
+    part = mode.tracker.part(tensor)
+    if part is None:
+        return None
+    if axis is None:
+        mode.tracker.share(part, f"{name} applies it to what is the same for all examples")
+        return None
+    factors = factorise(part, mode.tracker.weight(part.name))
+    if factors is None:
+        mode.tracker.share(part, f"{name} sees it through a view that mixes its dimensions")
+        return None
+    mode.tracker.varied.add(part.name)
+    return Slot(part, factors)
+
+
+def live(mode: Any, slot: Slot | None) -> Slot | None:
+    """The weight, where it has a direction for each example."""
+    return slot if slot is not None and slot.part.name in mode.signs.names else None

@@ -103,7 +103,7 @@ def test_untouched_after_an_exception(call, error, when):
 
 
 @every_call
-@pytest.mark.parametrize("when", [4, 9])
+@pytest.mark.parametrize("when", [7])
 def test_untouched_after_ctrl_c(call, when):
     model = normed()
     before = Bytes(model)

@@ -136,7 +136,7 @@ def test_lanczos_stops_in_an_invariant_subspace():
 
 def test_density(problem):
     model, batch, exact = problem
-    found = measure.density(model, loss_fn, batch, probes=30, steps=20)
+    found = measure.density(model, loss_fn, batch, probes=20, steps=20)
     area = sum(found.density) * (found.grid[1] - found.grid[0])
     assert area == pytest.approx(1, abs=1e-3)
     assert abs(found.trace - float(exact.sum())) < 4 * found.trace_stderr

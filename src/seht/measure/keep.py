@@ -20,11 +20,12 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """The model is afterwards what it was: weights, buffers, gradients, modes; so is every random
     state. Also after an exception or a Ctrl-C, which waits until the model is whole again.
 
-    Inside, randomness (dropout, a shuffling loader) starts from ``seed``; autocast is off.
+    Inside, randomness (dropout, a shuffling loader) starts from ``seed``; autocast is off. Weights
+    are put back by those who move them, from a copy of their own, before a Ctrl-C comes through: a
+    second copy here would be felt beside a small batch.
     """
     modes = [(module, module.training) for module in model.modules()]
-    parameters = [(p, p.detach().clone(), p.requires_grad, p.grad) for p in model.parameters()]
-    gradients = [(g, g.detach().clone()) for _, _, _, g in parameters if g is not None]
+    parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [
         (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
         for module in model.modules()
@@ -36,12 +37,9 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
             yield
     finally:
         with uninterrupted(), torch.no_grad():
-            for p, value, requires_grad, own in parameters:
-                _restore(p, value)
+            for p, requires_grad, own in parameters:
                 p.requires_grad_(requires_grad)
                 p.grad = own
-            for kept, value in gradients:
-                _restore(kept, value)
             for holder, name, buffer, held in buffers:
                 holder[name] = buffer
                 if buffer is not None and held is not None:

@@ -14,6 +14,7 @@ TEXTS = {name: name for name in METHODS} | {
     "htr-full": "htr-full(every=2,start=0,weight=1e-4)",
     "htr-middle": "htr-middle(every=2,start=0,weight=1e-4)",
     "seht-d": "seht-d(prob=0.4)",
+    "seht-s": "seht-s(coupling=frozen)",
     "lookahead": "lookahead(k=2)",
 }
 CASES = [(name, task) for name in METHODS for task in sorted(METHODS[name].tasks)]
@@ -28,7 +29,8 @@ def test_all_methods_are_there():
     assert set(METHODS) == {
         "weight-decay", "none", "linbreg", "jacobian", "dropblock", "confidence-penalty",
         "label-smoothing", "cutout", "mixup", "dropout", "htr-full", "htr-middle", "lookahead",
-        "nontarget-uniform", "feature-redundancy", "seht-h", "seht-d", "sam", "nso", "fisher",
+        "nontarget-uniform", "feature-redundancy", "seht-h", "seht-d", "seht-s", "sam",
+        "nso", "fisher",
     }  # fmt: skip
 
 
@@ -100,3 +102,8 @@ def test_the_trace_beside_it_is_that_of_its_own_loss(name, task):
 
     for difference, exact in zip(step("difference"), step("autograd"), strict=True):
         torch.testing.assert_close(difference, exact, rtol=1e-4, atol=1e-7)
+
+
+def test_seht_s_says_at_once_that_examples_meet():
+    with pytest.raises(ValueError, match=r"--model\.norm group, or seht-s\(coupling=frozen\)"):
+        Trainer("seht-s", RECIPES["image"])

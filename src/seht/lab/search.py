@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
 FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
 GRIDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
-    # The paper's, section 4: the weight, and for images SEHT-D's maxIter and p.
+    # The paper's, section 4: the weight, and for images SEHT-D's maxIter and p; SEHT-S as SEHT-H.
     "image": {
         "seht-h": {"weight": WEIGHTS},
         "seht-d": {"weight": WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
+        "seht-s": {"weight": WEIGHTS},
         "confidence-penalty": {"weight": FINE},
         "label-smoothing": {"weight": FINE},
     },
     "text": {
         "seht-h": {"weight": FINE},
         "seht-d": {"weight": FINE},
+        "seht-s": {"weight": FINE},
         "confidence-penalty": {"weight": FINE},
         "label-smoothing": {"weight": FINE},
     },

@@ -25,6 +25,7 @@ from seht.lab.methods.nso import Nso
 from seht.lab.methods.sam import Sam
 from seht.lab.methods.seht_d import SehtD
 from seht.lab.methods.seht_h import SehtH
+from seht.lab.methods.seht_s import SehtS
 from seht.lab.methods.weight_decay import WeightDecay
 
 METHODS: dict[str, type[Method]] = {
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
         HtrMiddle,
         SehtH,
         SehtD,
+        SehtS,
         Sam,
         Lookahead,
     )

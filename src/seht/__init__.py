@@ -14,7 +14,8 @@ from seht.engines.witness import UnrepeatableError
 from seht.estimators import Estimator, SehtD, SehtH, SehtS
 from seht.functional import exact_trace, hessian_trace, loss_and_trace
 from seht.guards import PenaltyWarning
-from seht.penalty import HessianTrace, NonFiniteError, StepRecord
+from seht.penalty import HessianTrace
+from seht.record import NonFiniteError, StepRecord
 
 from seht import measure  # isort: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,34 +16,8 @@ from seht.engines.base import Closure, Estimate, Task, check_loss, split
 from seht.engines.state import RandomState
 from seht.estimators import Estimator
 from seht.guards import Guard, warn
-
-
-class NonFiniteError(RuntimeError):
-    """The loss or the estimate is not finite."""
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one call did, as plain numbers for logging."""
-
-    step: int
-    loss: float
-    trace: float | None = None
-    """The estimate; ``None`` on a plain step."""
-    penalty: float = 0.0
-    """What was added to the loss: weight * trace, after ``limit``."""
-    weight: float = 0.0
-    """The weight in force: with ramp and ``every``, 0 on a plain step."""
-    layers: tuple[str, ...] = ()
-    engine: str | None = None
-    seed: int | None = None
-    """Give it to :func:`seht.hessian_trace` to repeat this estimate at the same weights."""
-    error: float | None = None
-    """The engine's own relative error (not the probe's), where it is known."""
-    unused: tuple[str, ...] = ()
-    """Drawn tensors that the loss does not depend on; they count as zero."""
-    shared: tuple[str, ...] = ()
-    """With ``estimator="seht-s"``: tensors that kept one direction for all examples."""
+from seht.record import NonFiniteError, StepRecord, check_finite_loss
+from seht.schedule import check_count, check_weight, weight_in_force
 
 
 class HessianTrace:
@@ -121,7 +95,7 @@ class HessianTrace:
             ("ramp", ramp, 0),
             ("accumulate", accumulate, 1),
         ):
-            _check_count(name, value, least)
+            check_count(name, value, least)
         if limit is not None and not (math.isfinite(limit) and limit > 0):
             raise ValueError(f"limit must be a positive number or None, not {limit!r}")
         if on_nonfinite not in ("raise", "skip"):
@@ -129,7 +103,7 @@ class HessianTrace:
         if params is not None and not callable(params) and not isinstance(params, str):
             params = tuple(params)  # a generator would be empty at the second step
         self.model = model
-        self.weight = weight if callable(weight) else _check_weight(weight)
+        self.weight = weight if callable(weight) else check_weight(weight)
         own, engine_options = functional.split_options(options)
         self.estimator = estimators.make(estimator, own)
         self.curvature = curvature
@@ -191,7 +165,7 @@ class HessianTrace:
         self._lean_loss = None
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
-        weight = self._weight_in_force(base, step)
+        weight = weight_in_force(base, step, every=self.every, warmup=self.warmup, ramp=self.ramp)
         task = None
         if weight > 0:
             task = functional.make_task(
@@ -247,7 +221,7 @@ class HessianTrace:
         loss = split(output)[0]
         if look:
             value = check_loss(loss).item()
-            _check_finite_loss(value)
+            check_finite_loss(value)
             self._last, self._plain_loss = StepRecord(step, value), None
         else:
             self._last = StepRecord(step, math.nan)
@@ -260,7 +234,7 @@ class HessianTrace:
         seen = [estimate.loss, estimate.trace, factor, *estimate.look]
         # The one look at values on the host in a step.
         loss, trace, used, *rest = torch.stack([v.detach().double() for v in seen]).tolist()
-        _check_finite_loss(loss)
+        check_finite_loss(loss)
         penalty, total = 0.0, estimate.total
         if math.isfinite(trace):
             penalty = used * trace
@@ -309,14 +283,7 @@ class HessianTrace:
     def _base_weight(self, step: int) -> float:
         if not callable(self.weight):
             return self.weight
-        return _check_weight(self.weight(step))
-
-    def _weight_in_force(self, base: float, step: int) -> float:
-        since = step - self.warmup
-        if since < 0 or since % self.every:
-            return 0.0
-        grown = min(1.0, (since + 1) / self.ramp) if self.ramp else 1.0
-        return base * grown * self.every
+        return check_weight(self.weight(step))
 
     # --- state --------------------------------------------------------------------------------
 
@@ -337,7 +304,7 @@ class HessianTrace:
             raise ValueError(
                 f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"
             )
-        _check_count("calls", state["calls"], 0)
+        check_count("calls", state["calls"], 0)
         seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
         self._calls, self.seed, self.guard = state["calls"], seed, guard
         self._warned_nonfinite = bool(state.get("warned_nonfinite", False))
@@ -356,29 +323,4 @@ class HessianTrace:
             f"HessianTrace({type(self.model).__name__}, weight={self.weight!r}, "
             f"estimator={self.estimator!r}, curvature={self.curvature!r}, "
             f"engine={self._engine.name!r}, step={self.step})"
-        )
-
-
-def _check_weight(weight: Any) -> float:
-    if isinstance(weight, Tensor):
-        weight = weight.item()
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-        raise TypeError(f"weight must be a number or a function of the step, not {weight!r}")
-    if not math.isfinite(weight) or weight < 0:
-        raise ValueError(f"weight must be finite and not negative, not {weight!r}")
-    return float(weight)
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-
-
-def _check_finite_loss(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise NonFiniteError(
-            f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
-            "batch that gives it"
         )

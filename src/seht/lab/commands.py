@@ -160,7 +160,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     """Whatever the user can put right becomes one line and exit code 2."""
 
     def run(arguments: argparse.Namespace) -> int:
-        from seht.cli import UsageError
+        from seht.commands.targets import UsageError
         from seht.lab import progress
         from seht.lab.records import RunError
         from seht.lab.report import ReportError

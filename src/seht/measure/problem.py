@@ -18,7 +18,7 @@ from seht.engines.state import norm
 from seht.functional import check_curvature
 from seht.measure.data import MICRO_BATCH, Batches, cut
 from seht.measure.keep import untouched
-from seht.penalty import NonFiniteError
+from seht.record import NonFiniteError
 
 LossFn = Callable[[nn.Module, Any], Any]
 """``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""

@@ -1,0 +1,1 @@
+"""The commands of ``seht``, one file each: arguments, and the function that runs them."""

@@ -1,0 +1,87 @@
+"""``seht bench``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from seht.commands.targets import UsageError
+
+BENCH = """\
+Time, peak memory, error and variance of every estimator and engine beside a plain training step and
+its rivals, on a ResNet-18, a Wide ResNet, an LSTM, a GPT and an MLP. Prints a Markdown report;
+progress goes to standard error. Leave the machine alone while it runs.
+"""
+
+
+def add_bench(commands: Any) -> None:
+    """``seht bench``."""
+    parser = commands.add_parser(
+        "bench",
+        help="what each estimator costs, and what it is worth",
+        description=BENCH,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=["penalty", "measure"],
+        default="penalty",
+        help="training with the penalty (default), or measuring a trace beside other packages",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="one of resnet18, resnet18-group, wrn, lstm, gpt, mlp; measure: resnet18, gpt "
+        "(may be repeated)",
+    )
+    parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help="rounds of timing; measure: the others' products"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="measure: where the data is")
+    parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="plot cost against variance (.png, .svg)")
+    parser.add_argument("--out", metavar="FILE", help="write the Markdown there, too")
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """Measure and report."""
+    if arguments.what == "measure":
+        return _bench_measure(arguments)
+    from seht.lab.bench.command import Command
+
+    try:
+        command = Command(
+            arguments.model,
+            arguments.fast,
+            arguments.repeats,
+            arguments.json,
+            arguments.plot,
+            arguments.out,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    command.run()
+    return 0
+
+
+def _bench_measure(arguments: argparse.Namespace) -> int:
+    from seht.lab.bench.measuring.command import Command
+
+    if arguments.plot is not None:
+        raise UsageError("seht bench measure has no plot; leave --plot out")
+    try:
+        Command(
+            arguments.model,
+            arguments.fast,
+            arguments.repeats,
+            arguments.json,
+            arguments.out,
+            arguments.data_dir,
+        ).run()
+    except ValueError as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    return 0

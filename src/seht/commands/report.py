@@ -1,0 +1,38 @@
+"""``seht report DIR``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from seht.commands.targets import UsageError
+
+REPORT = """\
+Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
+print the table. Also works while a comparison is running: what is not done yet is listed as such.
+"""
+
+
+def add_report(commands: Any) -> None:
+    """``seht report DIR``."""
+    parser = commands.add_parser(
+        "report",
+        help="the table and the page of a comparison",
+        description=REPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the files, print the table and where the page is."""
+    from seht.lab import report
+
+    try:
+        files = report.write(arguments.directory)
+        report.show(arguments.directory)
+    except report.ReportError as error:
+        raise UsageError(str(error)) from error
+    print(files["report.html"])
+    return 0

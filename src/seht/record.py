@@ -1,0 +1,43 @@
+"""What one step did, and what is wrong with numbers that are none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the estimate is not finite."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one call did, as plain numbers for logging."""
+
+    step: int
+    loss: float
+    trace: float | None = None
+    """The estimate; ``None`` on a plain step."""
+    penalty: float = 0.0
+    """What was added to the loss: weight * trace, after ``limit``."""
+    weight: float = 0.0
+    """The weight in force: with ramp and ``every``, 0 on a plain step."""
+    layers: tuple[str, ...] = ()
+    engine: str | None = None
+    seed: int | None = None
+    """Give it to :func:`seht.hessian_trace` to repeat this estimate at the same weights."""
+    error: float | None = None
+    """The engine's own relative error (not the probe's), where it is known."""
+    unused: tuple[str, ...] = ()
+    """Drawn tensors that the loss does not depend on; they count as zero."""
+    shared: tuple[str, ...] = ()
+    """With ``estimator="seht-s"``: tensors that kept one direction for all examples."""
+
+
+def check_finite_loss(loss: float) -> None:
+    """Refuse NaN and infinity."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
+            "batch that gives it"
+        )

@@ -25,7 +25,7 @@ class Settings:
     slow_rounds: int = 3
     budgets: dict[str, float] = field(
         default_factory=lambda: {
-            "resnet18": 330.0,
+            "resnet18": 500.0,
             "resnet18-group": 200.0,
             "wrn": 120.0,
             "lstm": 110.0,

@@ -56,6 +56,7 @@ class Clock:
         for _ in range(3):  # the first steps allocate
             first = self._once(self._plain, 0)
         self._plain_seconds = [first]
+        self._before: float | None = None
         self._repeats = max(1, math.ceil(LEAST / first))
 
     @property
@@ -86,13 +87,14 @@ class Clock:
     def ratio(self, runner: Runner, turn: int, about: float = math.inf) -> float:
         """The same over the plain steps before and after; ``about`` is what to expect."""
         gc.collect()  # graphs of the last row are not this one's to clear away
-        before = self.plain()
+        before = self.plain() if self._before is None else self._before
+        self._before = None
         if about < LONG:
             self._once(runner, runner.plan(turn)[-1][1])
         found = self.seconds(runner, turn, max(1, round(self._repeats / about)))
-        around = [before, self.plain()]
-        self._plain_seconds += around
-        return found / statistics.fmean(around)
+        after = self._before = self.plain()  # the next row's plain step before it
+        self._plain_seconds.append(after)
+        return found / statistics.fmean([before, after])
 
 
 def time_rows(
@@ -122,9 +124,13 @@ def time_rows(
         order = sorted(rows, key=lambda key: (key in slow, key not in first))
         turns = _Turns(clock, {key: rows[key] for key in order}, slow, failed, said)
         turns.warm_up(budget / 6 if warm is None else warm)
-        end = time.perf_counter() + budget
+        start = time.perf_counter()
+        # Slow rows have their rounds at the end, and a third of the time, where they need it.
+        share = 2 / 3 if any(key in slow for key in rows) else 1.0
         for turn in range(rounds):
-            turns.run(turn, end, with_slow=turn < slow_rounds)
+            turns.run(turn, start + share * budget, slow=False)
+        for turn in range(slow_rounds):
+            turns.run(turn, start + budget, slow=True)
     finally:
         gc.unfreeze()
     return turns.found, clock
@@ -158,11 +164,11 @@ class _Turns:
                 self._ratio(key, 0)
         self._last = {}  # a first step may compile, and says little about the next
 
-    def run(self, turn: int, end: float, *, with_slow: bool) -> None:
-        """One round, as far as the time allows."""
+    def run(self, turn: int, end: float, *, slow: bool) -> None:
+        """One round of the slow rows or of the others, as far as the time allows."""
         for key in list(self._rows):
             left = end - time.perf_counter()
-            if (key in self._slow and not with_slow) or left < self._last.get(key, 0.0):
+            if (key in self._slow) != slow or left < self._last.get(key, 0.0):
                 continue
             ratio = self._ratio(key, turn)
             if ratio is not None:

@@ -261,3 +261,23 @@ def test_clipping(form):
     assert norm > 1e-3
     total = sum(g.norm() ** 2 for g in gradients(model.parameters())) ** 0.5
     assert total == pytest.approx(1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+def test_sparse_gradients_are_written_out(form, curvature):
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(50, 4, sparse=sparse)
+        model = nn.Sequential(embedding, nn.Flatten(1), nn.Linear(8, 3)).double()
+        words, y = torch.arange(12).view(6, 2) % 5, torch.arange(6) % 3
+        penalty = seht.HessianTrace(model, weight=0.1, curvature=curvature, seed=0)
+        closure = lambda: F.cross_entropy(model(words), y)
+        if form == "lean":
+            penalty.backward(closure)
+        else:
+            penalty(closure).backward()
+        found.append((penalty.last.trace, embedding.weight.grad.to_dense()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)

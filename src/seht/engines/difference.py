@@ -145,7 +145,7 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         for side in (e, -e):
             into, factor = (total, task.weight * unit) if fold else (both, None)
             along = passes.gradient(sigma, side, into, factor)
-            value += sum(along.values()) * (scale / (2 * side))
+            value += torch.stack(list(along.values())).sum() * (scale / (2 * side))
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)

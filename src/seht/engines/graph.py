@@ -111,11 +111,12 @@ def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 
 Take = Callable[[int, Tensor], None]
+_LARGE = 1 << 16  # numbers; for less, a call into Python costs more than the memory is worth
 
 
 @contextmanager
 def handing_over(targets: Sequence[Tensor], take: Take) -> Iterator[set[int]]:
-    """Give ``take`` the gradient of each target as soon as a backward pass has it.
+    """Give ``take`` the gradient of each large target as soon as a backward pass has it.
 
     What the pass then returns in its place needs no memory, so that a whole gradient is never
     held. Yields the places that were taken.
@@ -133,7 +134,11 @@ def handing_over(targets: Sequence[Tensor], take: Take) -> Iterator[set[int]]:
 
         return hand_over
 
-    hooks = [target.register_hook(hook(place)) for place, target in enumerate(targets)]
+    hooks = [
+        target.register_hook(hook(place))
+        for place, target in enumerate(targets)
+        if target.numel() >= _LARGE
+    ]
     try:
         yield taken
     finally:

@@ -239,7 +239,7 @@ class Passes:
             found = torch.autograd.grad(
                 outputs, [*targets, *more], cotangents, retain_graph=keep, allow_unused=True
             )
-        return [None if place in taken else g for place, g in enumerate(found)]
+        return [None if place in taken else dense(g) for place, g in enumerate(found)]
 
     def pull_into(
         self,
@@ -264,8 +264,8 @@ class Passes:
             known = total[place]
             if scale is None:
                 total[place] = g if known is None else known + g
-            elif known is None or known.layout != torch.strided or g.layout != torch.strided:
-                total[place] = g * scale if known is None else known + g * scale
+            elif known is None:
+                total[place] = g * scale
             else:
                 total[place] = known.addcmul_(g, scale.to(g.dtype))
 
@@ -313,10 +313,15 @@ class Passes:
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
 
 
+def dense(g: Tensor | None) -> Tensor | None:
+    """A sparse gradient (``nn.Embedding(sparse=True)``) written out: sums and signs need it so."""
+    return g.to_dense() if g is not None and g.layout != torch.strided else g
+
+
 def inner(direction: Tensor, g: Tensor, most: int = 1 << 18) -> Tensor:
     """Their inner product, in pieces: the signs are small numbers until they meet the gradient."""
-    if not g.is_contiguous():
-        return (g * direction).sum().double()
+    if g.numel() <= most or not g.is_contiguous():
+        return torch.dot(direction.flatten().to(g.dtype), g.flatten()).double()
     pairs = zip(direction.flatten().split(most), g.flatten().split(most), strict=True)
     return torch.stack([torch.dot(s.to(part.dtype), part) for s, part in pairs]).sum().double()
 

@@ -160,6 +160,8 @@ def test_a_model_may_look_closer_at_its_first_batch():
     penalty = seht.HessianTrace(model, weight=1e-3)
     for _ in range(2):
         penalty(lambda: own_loss(model, (x, y))).backward()
+    assert model.config.problem_type == "single_label_classification"  # it did find out
+    assert penalty.last.trace != 0
 
 
 def test_the_truth_is_a_double_one():

@@ -13,15 +13,15 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seht.lab.report.load import DONE, Run
 from seht.lab.report.rows import Row, Rows
+from seht.measure.page.drawing import GRID, INK, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, GRID = "#010101", "#020202"
 SIZE = (5.0, 3.3)
 """Inches of 72 points: drawn at the width of a phone, so that text has the size it was given."""
 FRAME = (0.12, 0.15, 0.86, 0.81)
@@ -233,27 +233,7 @@ def _figure(title: str, draw: Draw, rows: Sequence[Row], y: str, x: str) -> Figu
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    style: Any = {
-        "svg.fonttype": "none",  # text stays text: selectable, and in the page's font
-        "svg.hashsalt": title,
-        "font.size": 10.5,
-        "axes.edgecolor": GRID,
-        "axes.labelcolor": INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "axes.grid": True,
-        "axes.grid.which": "major",
-        "grid.color": GRID,
-        "grid.linewidth": 0.7,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style(title)):
         canvas = Canvas(figsize=SIZE)
         axes = canvas.add_axes(FRAME)
         axes.set_axisbelow(True)

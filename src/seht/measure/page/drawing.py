@@ -37,19 +37,9 @@ def colour(number: int) -> str:
     return f"#0300{number % 10:02x}"
 
 
-def panel(
-    title: str,
-    draw: Draw,
-    *,
-    x: str = "",
-    y: str = "",
-    size: tuple[float, float] = SIZE,
-) -> Panel:
-    """Run the drawing and cut it out."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: Any = {
+def style(title: str) -> Any:
+    """Matplotlib's settings for a drawing in a page (whose keys it types one by one)."""
+    return {
         "svg.fonttype": "none",  # text stays text: selectable, and in the page's font
         "svg.hashsalt": title,
         "font.size": 10.5,
@@ -70,7 +60,21 @@ def panel(
         "ytick.minor.size": 0,
         "axes.unicode_minus": True,
     }
-    with matplotlib.rc_context(style):
+
+
+def panel(
+    title: str,
+    draw: Draw,
+    *,
+    x: str = "",
+    y: str = "",
+    size: tuple[float, float] = SIZE,
+) -> Panel:
+    """Run the drawing and cut it out."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(style(title)):
         canvas = Figure(figsize=size, layout="constrained")
         axes = canvas.subplots()
         axes.set_axisbelow(True)

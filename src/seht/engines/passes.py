@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.axes import ExampleError
 from seht.engines.base import Directions, Probe, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
-from seht.engines.layers import LAYERS
+from seht.engines.kinks.rules import Dropped
+from seht.engines.persample.axes import ExampleError
+from seht.engines.persample.layers import LAYERS
+from seht.engines.persample.signs import Signs
+from seht.engines.persample.tracking import Memory, Tracker, layouts, refuse_compiled
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
-from seht.engines.rules import Dropped
-from seht.engines.signs import Signs
 from seht.engines.state import RandomState, Weights
-from seht.engines.tracking import Memory, Tracker, layouts, refuse_compiled
 from seht.engines.witness import Witness
 
 Gradient = list[Tensor | None]

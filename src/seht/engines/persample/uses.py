@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from seht.engines.axes import Axis
-from seht.engines.signs import Factors, factorise
-from seht.engines.tracking import Part
+from seht.engines.persample.axes import Axis
+from seht.engines.persample.signs import Factors, factorise
+from seht.engines.persample.tracking import Part
 
 
 class Slot(NamedTuple):

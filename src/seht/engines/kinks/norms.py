@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.rules import Rule, depends, first, refused
+from seht.engines.kinks.rules import Rule, depends, first, refused
 
 _REFUSED = refused("with p below 2 has kinks")
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.engines.axes import Axis, axis_from
-from seht.engines.rules import Rule
+from seht.engines.kinks.rules import Rule
+from seht.engines.persample.axes import Axis, axis_from
 
 Cell = Callable[[Tensor, Any, Tensor, Tensor | None], Any]
 """(input's part of the gates, state, W_hh, b_hh) -> state."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from seht.engines.axes import (
+from seht.engines.kinks import IN_PLACE, spellings
+from seht.engines.persample.axes import (
     COMPILED,
     SUM,
     Axis,
@@ -22,9 +23,8 @@ from seht.engines.axes import (
     axis_from,
     every_tensor,
 )
-from seht.engines.axis_rules import AXES, LINEAR, MOVEMENT, Call, couples, moved
-from seht.engines.experiment import ask
-from seht.engines.kinks import IN_PLACE, spellings
+from seht.engines.persample.axis_rules import AXES, LINEAR, MOVEMENT, Call, couples, moved
+from seht.engines.persample.experiment import ask
 from seht.engines.prefix import root_of
 from seht.engines.state import RandomState
 

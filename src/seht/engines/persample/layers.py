@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.engines import recurrent
-from seht.engines.axes import Axis, Broken
-from seht.engines.constants import PADDED
 from seht.engines.kinks import spellings
-from seht.engines.norm_layers import Norm, batch_norm, norm
-from seht.engines.rules import Rule, opened
-from seht.engines.signs import Convolution, Linear, Perturbed, frugal_product
-from seht.engines.tracking import Part
-from seht.engines.uses import Use, live, slot_of
+from seht.engines.kinks.constants import PADDED
+from seht.engines.kinks.rules import Rule, opened
+from seht.engines.persample import recurrent
+from seht.engines.persample.axes import Axis, Broken
+from seht.engines.persample.norm_layers import Norm, batch_norm, norm
+from seht.engines.persample.signs import Convolution, Linear, Perturbed, frugal_product
+from seht.engines.persample.tracking import Part
+from seht.engines.persample.uses import Use, live, slot_of
 
 # --- products -------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from seht import losses
-from seht.engines.constants import ALIAS, CAST, CONSTANT, DETACHED, GRADIENT, PADDED
-from seht.engines.norms import dist, norm, pairwise_distance
-from seht.engines.rules import (
+from seht.engines.kinks.constants import ALIAS, CAST, CONSTANT, DETACHED, GRADIENT, PADDED
+from seht.engines.kinks.norms import dist, norm, pairwise_distance
+from seht.engines.kinks.rules import (
     LINEAR,
     REDUCED,
     RELU,

@@ -15,8 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.engines.axes import SUM, Axis, Broken, Tag, axis_from, compressed, every_tensor, spread
 from seht.engines.kinks import spellings
+from seht.engines.persample.axes import (
+    SUM,
+    Axis,
+    Broken,
+    Tag,
+    axis_from,
+    compressed,
+    every_tensor,
+    spread,
+)
 
 
 class Call(NamedTuple):

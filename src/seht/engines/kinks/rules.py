@@ -7,7 +7,7 @@ the step the network is then smooth, and has at the centre the derivatives that 
 
 A rule has two functions: ``record(mode, func, args, kwargs) -> (output, decision)`` runs the
 operation and says what to remember; ``replay(mode, decision, func, args, kwargs) -> output``
-computes the smooth continuation. The table of which function follows which rule is in ``kinks.py``.
+computes the smooth continuation. The table of which function follows which rule is in ``table.py``.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seht.engines.axes import Axis
+from seht.engines.kinks.rules import Rule
+from seht.engines.persample.axes import Axis
+from seht.engines.persample.uses import Slot, Use, live, slot_of
 from seht.engines.prefix import stand_in
-from seht.engines.rules import Rule
-from seht.engines.uses import Slot, Use, live, slot_of
 
 # --- norms ----------------------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ from torch import Tensor
 from seht.engines.base import Directions, Estimate, Task, refuse_scripted
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
+from seht.engines.gradients import Gradient, add, sketch, times
 from seht.engines.graph import Stored, handed_out
-from seht.engines.passes import Gradient, Passes, add, sketch, times
+from seht.engines.passes import Passes
 from seht.engines.persample.tracking import Memory
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Task
-from seht.engines.kinks.rules import Dropped
+from seht.engines.dropping import Dropped
 from seht.engines.prefix import shares_memory
 from seht.probes import clean_name
 

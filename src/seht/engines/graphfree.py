@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.engines.base import Closure, Directions, Task, refuse_scripted
 from seht.engines.curved import Curvature
+from seht.engines.dropping import dropping
 from seht.engines.graph import leaves_of
-from seht.engines.kinks.rules import dropping
 from seht.engines.passes import Passes
 from seht.engines.persample.tracking import Memory
 from seht.engines.state import uninterrupted

@@ -12,9 +12,9 @@ from torch import Tensor
 from seht.engines.base import Directions, Probe, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.dropping import Dropped
 from seht.engines.gradients import Gradient, dense, inner
 from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
-from seht.engines.kinks.rules import Dropped
 from seht.engines.persample.axes import ExampleError
 from seht.engines.persample.layers import LAYERS
 from seht.engines.persample.signs import Signs

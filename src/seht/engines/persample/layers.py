@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht.engines.kinks import spellings
+from seht.engines.kinks.composed import opened
 from seht.engines.kinks.constants import PADDED
-from seht.engines.kinks.rules import Rule, opened
+from seht.engines.kinks.rules import Rule
 from seht.engines.persample import recurrent
 from seht.engines.persample.axes import Axis, Broken
 from seht.engines.persample.norm_layers import Norm, batch_norm, norm

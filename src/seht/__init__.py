@@ -8,7 +8,7 @@ from seht.check import CheckReport, check
 from seht.engines.boundary import boundary
 from seht.engines.kinks import register_kink
 from seht.engines.kinks.rules import KinkError
-from seht.engines.persample.axes import ExampleError
+from seht.engines.persample.errors import ExampleError
 from seht.engines.replay import replaying
 from seht.engines.witness import UnrepeatableError
 from seht.estimators import Estimator, SehtD, SehtH, SehtS

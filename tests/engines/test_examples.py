@@ -12,7 +12,7 @@ from torch import nn
 import seht
 from seht.engines.graphfree import replicates
 from seht.engines.persample.axes import Axis, Broken
-from seht.engines.persample.tracking import Layout, Memory
+from seht.engines.persample.memory import Layout, Memory
 
 N = 4
 

@@ -30,7 +30,7 @@ from seht.engines.ggn import gauss_newton
 from seht.engines.gradients import Gradient, add, sketch, times
 from seht.engines.graph import Stored, handed_out
 from seht.engines.passes import Passes
-from seht.engines.persample.tracking import Memory
+from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
 from seht.estimators import unknown

@@ -30,7 +30,7 @@ from seht.engines.curved import Curvature
 from seht.engines.dropping import dropping
 from seht.engines.graph import leaves_of
 from seht.engines.passes import Passes
-from seht.engines.persample.tracking import Memory
+from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
 from seht.estimators import Estimator, SehtS
 

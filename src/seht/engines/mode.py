@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from seht.engines.kinks import DETACH, KINKS, RANDOM
 from seht.engines.kinks.rules import Rule
-from seht.engines.persample.axes import COMPILED, ExampleError
+from seht.engines.persample.errors import COMPILED, ExampleError
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
 

@@ -15,10 +15,11 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.dropping import Dropped
 from seht.engines.gradients import Gradient, dense, inner
 from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
-from seht.engines.persample.axes import ExampleError
+from seht.engines.persample.errors import ExampleError, refuse_compiled
 from seht.engines.persample.layers import LAYERS
+from seht.engines.persample.memory import Memory, layouts
 from seht.engines.persample.signs import Signs
-from seht.engines.persample.tracking import Memory, Tracker, layouts, refuse_compiled
+from seht.engines.persample.tracking import Tracker
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graphfree import KAPPA, replicates
-from seht.engines.persample.axes import ExampleError
-from seht.engines.persample.tracking import Memory
+from seht.engines.persample.errors import ExampleError
+from seht.engines.persample.memory import Memory
 from seht.estimators import SehtH, SehtS
 from seht.measure.data import mapped
 from seht.measure.problem import Problem

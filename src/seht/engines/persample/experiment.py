@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seht.engines.kinks import IN_PLACE
 from seht.engines.persample.axes import SUM, Axis, Tag, every_tensor, exchange
-from seht.engines.persample.axis_rules import Call, couples
+from seht.engines.persample.calls import Call, couples
 from seht.probes import generator
 
 

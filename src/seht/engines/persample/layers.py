@@ -31,8 +31,8 @@ from seht.engines.persample import recurrent
 from seht.engines.persample.axes import Axis, Broken
 from seht.engines.persample.norm_layers import Norm, batch_norm, norm
 from seht.engines.persample.signs import Convolution, Linear, Perturbed, frugal_product
-from seht.engines.persample.tracking import Part
 from seht.engines.persample.uses import Use, live, slot_of
+from seht.engines.persample.weights import Part
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -65,9 +65,7 @@ def _product(form: Product) -> Rule:
         tracker = mode.tracker
         bound = form.bind(*args, **kwargs)
         name = func.__name__
-        if bound is None or (
-            tracker.part(bound.weight) is None and tracker.part(bound.bias) is None
-        ):
+        if bound is None or not tracker.weights.probed(bound.weight, bound.bias):
             tracker.follow(func, args, kwargs, y)
             return y, None
         rank = bound.x.dim()
@@ -173,7 +171,7 @@ def _bilinear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
     y = func(*args, **kwargs)
     tracker = mode.tracker
     x1, x2, w, b = _bilinear(*args, **kwargs)
-    if tracker.part(w) is None and tracker.part(b) is None:
+    if not tracker.weights.probed(w, b):
         tracker.follow(func, args, kwargs, y)
         return y, None
     axes = [tracker.axis(x, func, features=(-1,)) for x in (x1, x2)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from seht import probes as draw
 from seht.engines.base import Probe
 from seht.engines.persample.axes import Axis
-from seht.engines.persample.tracking import Part
+from seht.engines.persample.weights import Part
 
 _ROWS, _COLUMNS = 11, 12
 

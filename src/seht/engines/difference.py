@@ -9,7 +9,7 @@ With :math:`w_\pm = w \pm e\sigma`,
 
 both with an error of order :math:`e^2`: three plain steps, and nothing but first derivatives,
 which every operator has right. The centre pass records each decision and the perturbed passes
-replay it (``replay.py``, ``rules.py``, ``kinks.py``); without that the difference of a ReLU network
+replay it (``replay.py``, ``kinks/``); without that the difference of a ReLU network
 is another object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
 
 Two forms. *Scalar*: the centre's graph waits for the user's ``backward()``. *Lean*: every pass is
@@ -27,11 +27,12 @@ from torch import Tensor
 from seht.engines.base import Directions, Estimate, Task, refuse_scripted
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
+from seht.engines.gradients import Gradient, add, sketch, times
 from seht.engines.graph import Stored, handed_out
-from seht.engines.passes import Gradient, Passes, add, sketch, times
+from seht.engines.passes import Passes
+from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
-from seht.engines.tracking import Memory
 from seht.estimators import unknown
 
 

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE
+from seht.engines.kinks.rules import KinkError, depends, first
 from seht.engines.mode import Generators, Mode, checkpointed, idle
+from seht.engines.persample.signs import Signs
+from seht.engines.persample.tracking import Tracker
 from seht.engines.prefix import (
     Prefix,
     StandIns,
@@ -29,10 +32,7 @@ from seht.engines.prefix import (
     tensors,
     version,
 )
-from seht.engines.rules import KinkError, depends, first
-from seht.engines.signs import Signs
 from seht.engines.state import RandomState
-from seht.engines.tracking import Tracker
 from seht.engines.witness import name, unrepeatable
 
 __all__ = ["Prefix", "Recorder", "Replayer", "extra_run", "replaying"]

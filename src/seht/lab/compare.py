@@ -74,10 +74,10 @@ class Comparison:
 
     def claim(self) -> None:
         """Make the directory this comparison's, or see that its recipe is the one there."""
-        from seht.lab.recipes import to_dict
+        from seht.lab.recipes import identity
 
         path = self.out / "comparison.json"
-        recipe = plain(to_dict(self.recipe))
+        recipe = plain(identity(self.recipe))
         there = read_json(path)
         if there is not None:
             other = difference({"recipe": recipe}, there)

@@ -31,8 +31,8 @@ def test_they_are_those_of_the_trained_weights(tmp_path):
     assert found["converged"] and found["samples"] == 50 and found["products"] <= 82
     for end in ("largest", "smallest"):
         (value, *_) = getattr(exact.eigenvalues, end)
-        assert found[end] == pytest.approx(value, rel=0.01)
-        assert found[f"{end}_residual"] <= 0.03 * abs(value)
+        assert found[end] == pytest.approx(value, rel=0.02)
+        assert found[f"{end}_residual"] <= 0.06 * abs(value)
     assert result.stability["verdict"] == exact.verdict
     assert result.stability["equilibrium"] == exact.equilibrium
     assert result.stability["gradient_norm"] == pytest.approx(exact.gradient_norm, rel=1e-4)
@@ -62,7 +62,7 @@ def test_it_changes_nothing_else(tmp_path):
 def test_of_a_language_model(tmp_path):
     result = runner.train(pydocs(epochs="1"), "none", 0, tmp_path)
     found = result.eigenvalues
-    assert found["largest"] > found["smallest"] and found["products"] <= 52
+    assert found["largest"] > found["smallest"] and found["products"] <= 42
     assert result.stability["verdict"] in ("unstable", "marginal", "undecided")
 
 

@@ -53,6 +53,8 @@ class Comparison:
     data_dir: str | None = None
     device: str = "auto"
     save_every: float = SAVE_EVERY
+    retry: bool = False
+    """Run again what has failed."""
 
     def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
         """One run of it; those that must not see the test set are kept apart."""
@@ -66,6 +68,7 @@ class Comparison:
             self.data_dir,
             self.device,
             self.save_every,
+            self.retry,
         )
 
     def trials(self) -> list[Trial]:

@@ -165,6 +165,13 @@ class Record:
                 "command makes it again"
             ) from error
 
+    def forget(self) -> None:
+        """Make a run that has ended one that has not begun."""
+        with writing(self.directory):
+            for file in (self.checkpoint, self.model, self.directory / "metrics.csv"):
+                file.unlink(missing_ok=True)
+            (self.directory / "result.json").unlink(missing_ok=True)  # last: until then it is over
+
     def metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """All rows anew: those of epochs that a resumed run repeats are replaced."""
         rows = list(rows)

@@ -44,6 +44,7 @@ def train(
     watch: Watch | None = None,
     save_every: float = SAVE_EVERY,
     patience: float = 0.0,
+    retry: bool = False,
 ) -> Result:
     """Train one method with one seed in the directory ``out``, or go on where it was left.
 
@@ -63,6 +64,7 @@ def train(
         watch: is told how the run goes.
         save_every: seconds between checkpoints.
         patience: seconds to wait for another process to leave the directory.
+        retry: run again what has failed.
     """
     from seht.lab.methods.parse import parse
 
@@ -73,7 +75,9 @@ def train(
     config = describe(recipe, name, seed, test)
     with alone(record.directory, patience):
         if record.check(config) and (result := record.result()) is not None:
-            return result
+            if result.done or not retry:
+                return result
+            record.forget()
         run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
         with repeatable(recipe.threads):
             try:

@@ -14,8 +14,9 @@ from torch import nn
 
 from seht.lab.methods.base import Batch
 
-EXAMPLES = 500
-TOLERANCE = 0.02
+EXAMPLES = 200
+"""Images; of text one stretch of every stream, or as many as reach so many tokens."""
+TOLERANCE = 0.05
 """The residual that is asked for, relative to the eigenvalue."""
 MEMORY = 4 * 2**30
 """Bytes that the vectors of the search may take."""

@@ -66,7 +66,7 @@ def brief(table: Rows) -> str:
     gaps_ = gaps(table)
     failed = sum(run.status == FAILED for run, _ in gaps_)
     if failed:
-        said += f"; {_count(failed, 'run')} failed"
+        said += f"; {_count(failed, 'run')} failed (--retry runs what has failed again)"
     if len(gaps_) > failed:
         said += f"; {_count(len(gaps_) - failed, 'run')} not done"
     return said
@@ -181,10 +181,15 @@ def other_recipe(table: Rows) -> str | None:
 
 
 def gaps(table: Rows) -> list[tuple[Run, str]]:
-    """Every run that should be in the table and is not, with the reason."""
+    """Every run that should be in the table and is not, with the reason and what to do."""
     c = table.comparison
     runs = [run for method in c.methods for run in c.of(method) if run.status != DONE]
-    return [(run, f"{run.status}{f': {run.reason}' if run.reason else ''}") for run in runs]
+    return [(run, _gap(run)) for run in runs]
+
+
+def _gap(run: Run) -> str:
+    said = f"{run.status}: {run.reason}" if run.reason else run.status
+    return f"{said}; `seht compare --retry` runs it again" if run.status == FAILED else said
 
 
 # --- how to do it again -----------------------------------------------------------------------

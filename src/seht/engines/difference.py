@@ -28,6 +28,7 @@ from seht.engines.base import Directions, Estimate, Task, refuse_scripted
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored, handed_out
+from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Gradient, Passes, add, sketch, times
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
@@ -56,6 +57,7 @@ class DifferenceEngine:
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
         refuse_scripted(task.model, self.name)
+        refuse_parallel(task.model)
         free = self.kinks == "free"
         if free and task.curvature != "hessian":
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")

@@ -39,6 +39,7 @@ from seht.engines.base import (
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.parallel import refuse_parallel
 from seht.safe_ops import safe_ops
 
 
@@ -59,6 +60,7 @@ class AutogradEngine:
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_scripted(task.model, self.name)
+        refuse_parallel(task.model)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
         buffers = BorrowedBuffers(task.model)

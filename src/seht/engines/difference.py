@@ -29,6 +29,7 @@ from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.gradients import Gradient, add, sketch, times
 from seht.engines.graph import Stored, handed_out
+from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
@@ -57,6 +58,7 @@ class DifferenceEngine:
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
         refuse_scripted(task.model, self.name)
+        refuse_parallel(task.model)
         free = self.kinks == "free"
         if free and task.curvature != "hessian":
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")

@@ -112,7 +112,9 @@ class Ranks:
     def told(self, loss: Any, model: nn.Module) -> Any:
         """The loss, ready to be differentiated inside the forward pass of a wrapper."""
         inside = wrappers.active()
-        return loss if inside is None or not _hold(inside, model) else inside._post_forward(loss)
+        if inside is None or not _hold(inside, model):
+            return loss
+        return wrappers.told(inside, loss)
 
     def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
         """Raise here what another rank is about to raise: it would be waited for in vain."""

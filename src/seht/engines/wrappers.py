@@ -11,6 +11,7 @@ The one backward pass that follows is then the one that the reducer was told of.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar, Token
@@ -197,6 +198,24 @@ def _detoured(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any
     if detour is None:  # another thread's
         return _forward(self, *inputs, **kwargs)
     return detour.forward(self, inputs, kwargs)
+
+
+def told(ddp: DistributedDataParallel, loss: Any) -> Any:
+    """A loss to differentiate *inside* the wrapper's forward pass, its reducer told of it now.
+
+    The wrapper itself would do so when the pass ends, for a backward pass that has been then.
+    """
+    result, frame = ddp._post_forward(loss), sys._getframe()
+    while frame.f_back is not None and frame.f_code is not _forward.__code__:
+        frame = frame.f_back
+
+    def over(output: Any) -> Any:
+        del ddp.__dict__["_post_forward"]
+        same = sys._getframe(1) is frame  # or that pass has failed, and this is another
+        return output if same else ddp._post_forward(output)
+
+    ddp.__dict__["_post_forward"] = over
+    return result
 
 
 def joins(ddp: DistributedDataParallel) -> bool:

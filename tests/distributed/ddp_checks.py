@@ -2,6 +2,7 @@
 
 import itertools
 
+import ddp_more as m
 import ddp_ranks as r
 import ddp_wrappers as w
 from ddp_common import ESTIMATORS, same, train
@@ -61,5 +62,51 @@ CHECKS = {
     **each(r.wrapped_later),
     **each(r.nonfinite, *BOTH),
     **each(r.steps_of_their_own),
+    **each(m.averages),
+    **each(m.group_of_some),
+    **each(m.adversaries, *((e,) for e in ENGINES)),
+    **each(m.uneven, *BOTH),
+    **each(m.compiled, *itertools.product(FORMS, ("inside", "outside"))),
 }
-FAST = tuple(CHECKS)
+GPU = [name for name in CHECKS if name.startswith(("gradient-", "options-"))]
+
+FAST = [
+    *(name for name in each(gradient, *GRADIENTS) if name.endswith("-hessian-seht-h")),
+    "gradient-difference-batchnorm-scalar-ggn-seht-h",
+    "gradient-difference-batchnorm-lean-hessian-seht-d",
+    "gradient-difference-plain-scalar-hessian-seht-s",
+    "gradient-autograd-batchnorm-lean-ggn-seht-d",
+    "options-unused-difference-scalar",
+    "options-unused-autograd-lean",
+    "options-static-difference-lean",
+    "options-static-autograd-scalar",
+    "options-views-difference-lean",
+    "captured-difference-scalar-ggn",
+    "no-sync-difference-scalar",
+    "no-sync-autograd-lean",
+    "aux-with-a-graph-difference",
+    "trace-elsewhere-difference-scalar",
+    "inside-difference-lean",
+    "inside-autograd-scalar",
+    "comm-hook-difference-scalar",
+    "functions",
+    "refusals",
+    "threads",
+    "seeds-difference-inner",
+    "seeds-autograd-wrapper",
+    "entries",
+    "silence",
+    "once",
+    "resumed-own",
+    "out-of-step",
+    "copies",
+    "wrapped-later",
+    "nonfinite-difference-scalar",
+    "nonfinite-autograd-lean",
+    "steps-of-their-own",
+    "averages",
+    "group-of-some",
+    "adversaries-difference",
+]
+assert not set(FAST) - set(CHECKS)
+CHECKS |= each(r.fails_on_rank_1)

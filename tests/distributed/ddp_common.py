@@ -1,6 +1,7 @@
 """What the DDP checks share: a wrapped model, and the gradient that it should have."""
 
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import seht
 
 WEIGHT = 0.01
+DEVICE = torch.device(os.environ.get("SEHT_TEST_DEVICE", "cpu"))
+"""With NCCL every rank has a device of its own, which DDP moves the inputs to."""
+if DEVICE.type == "cuda":
+    DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 ESTIMATORS = {
     "seht-h": {},
     "seht-d": {"estimator": "seht-d", "prob": 0.3, "layer_prob": 0.6},
@@ -44,14 +49,15 @@ def data(step=0):
 
 def loss_of(module, batch, **arguments):
     x, y = batch
-    return lambda: F.cross_entropy(module(x, **arguments), y)
+    x = x if isinstance(module, DDP) else x.to(DEVICE)
+    return lambda: F.cross_entropy(module(x, **arguments), y.to(DEVICE))
 
 
 def averaged(model):
     """The mean over ranks of the gradients that each has computed alone; None where none has."""
     found = {}
     for name, p in model.named_parameters():
-        some = torch.tensor([float(p.grad is not None)])
+        some = torch.tensor([float(p.grad is not None)], device=DEVICE)
         dist.all_reduce(some)
         g = torch.zeros_like(p) if p.grad is None else p.grad.clone()
         dist.all_reduce(g)
@@ -120,9 +126,10 @@ def train(
 
     Returns the model and the records.
     """
-    model = network() if model is None else model
+    model = (network() if model is None else model).to(DEVICE)
     twin = copy.deepcopy(model)
-    ddp = DDP(model, **(ddp_options or {}))
+    ids = [DEVICE] if DEVICE.type == "cuda" else None
+    ddp = DDP(model, device_ids=ids, **(ddp_options or {}))
     modules = {"wrapper": ddp, "inner": model}
     schedule = {k: options.pop(k) for k in ("every", "warmup") if k in options}
     penalty = seht.HessianTrace(

@@ -162,6 +162,12 @@ def wrapped_later():
         del ddp
 
 
+def fails_on_rank_1():
+    """For the test of the tests."""
+    if dist.get_rank() == 1:
+        raise ValueError("as it should")
+
+
 class Root(nn.Module):
     """(w + x)^1.5: where that is 0 loss and gradient are finite, the second derivative is not."""
 

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seht.engines.base import Closure, split
 from seht.engines.graph import leaves_of
+from seht.engines.mode import _leave_alone
 from seht.engines.parallel import grouped
 from seht.engines.replay import in_extra_run
 
@@ -276,3 +277,10 @@ def _refuse_node(node: Any, made_by: Any) -> None:
             "rank is at weights of its own; compute it from this rank's examples, DDP averages "
             "the gradients"
         )
+
+
+# ``torch.compile(ddp)`` meets these in place of DDP's own, which the compiler knows to pass over.
+for _function in (
+    _detoured, Detour.forward, Detour._before, in_extra_run, collectives, _moved, _refuse_settings,
+):  # fmt: skip
+    _leave_alone(_function)

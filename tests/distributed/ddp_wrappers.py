@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import seht
 
 OPTIONS = {
+    "plain": {},
     "unused": {"find_unused_parameters": True},
     "static": {"static_graph": True},
     "views": {"gradient_as_bucket_view": True},
@@ -63,35 +64,34 @@ def captured(engine, form, curvature):
             same(model)
 
 
-def no_sync(engine, form):
+def no_sync(engine, form, name):
     """Two calls accumulated, the first without a reduction: the mean of the sums."""
-    for options in ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
-        model = network()
-        ddp = DDP(model, **options)
-        penalty = seht.HessianTrace(
-            ddp, weight=WEIGHT, seed=3, accumulate=2, engine=engine, **ESTIMATORS["seht-d"]
-        )
-        for step in range(3):
-            ddp.zero_grad()
-            wanted, layers = [], []
-            for call in range(2):
-                batch = data(2 * step + call)
-                with ddp.no_sync() if call == 0 else nullcontext():
-                    if form == "lean":
-                        penalty.backward(loss_of(ddp, batch))
-                    else:
-                        penalty(loss_of(ddp, batch)).backward()
-                if call == 0:  # nothing has been sent yet
-                    mine = model[0].weight.grad.clone()
-                    dist.broadcast(mine, 0)
-                    assert dist.get_rank() == 0 or not torch.equal(mine, model[0].weight.grad)
-                layers.append(penalty.last.layers)
-                wanted.append(
-                    expected(model, penalty.last, batch, engine=engine, **ESTIMATORS["seht-d"])
-                )
-            assert layers[0] == layers[1]  # one draw for the step
-            total = {n: wanted[0][n] + wanted[1][n] for n in wanted[0]}
-            assert_close(gradients(model), total)
+    model = network()
+    ddp = DDP(model, **OPTIONS[name])
+    penalty = seht.HessianTrace(
+        ddp, weight=WEIGHT, seed=3, accumulate=2, engine=engine, **ESTIMATORS["seht-d"]
+    )
+    for step in range(2):
+        ddp.zero_grad()
+        wanted, layers = [], []
+        for call in range(2):
+            batch = data(2 * step + call)
+            with ddp.no_sync() if call == 0 else nullcontext():
+                if form == "lean":
+                    penalty.backward(loss_of(ddp, batch))
+                else:
+                    penalty(loss_of(ddp, batch)).backward()
+            if call == 0:  # nothing has been sent yet
+                mine = model[0].weight.grad.clone()
+                dist.broadcast(mine, 0)
+                assert dist.get_rank() == 0 or not torch.equal(mine, model[0].weight.grad)
+            layers.append(penalty.last.layers)
+            wanted.append(
+                expected(model, penalty.last, batch, engine=engine, **ESTIMATORS["seht-d"])
+            )
+        assert layers[0] == layers[1]  # one draw for the step
+        total = {n: wanted[0][n] + wanted[1][n] for n in wanted[0]}
+        assert_close(gradients(model), total)
 
 
 def aux_with_a_graph(engine):
@@ -165,28 +165,28 @@ class Step(nn.Module):
         return 1 // 0 if self.fails else loss
 
 
-def inside(engine, form):
-    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
-        step = Step(form, engine)
-        ddp = DDP(step, **options)
-        for number in range(4):
-            ddp.zero_grad()
-            batch = data(number)
-            loss = ddp(batch)
-            if form != "lean":
-                loss.backward()
-            record = step.penalty.last
-            assert (record.trace is None) == (number % 2 == 1)
-            assert_close(gradients(step.net), expected(step.net, record, batch, engine=engine))
-            assert step.penalty._ranks.size == 2  # they share a seed
-        if form == "lean":  # an error after the backward pass is not taken for the pass after it
-            step.fails = True
-            refused(ZeroDivisionError, "", lambda: ddp(data()))
-            step.fails, step.form = False, "scalar"
-            ddp.zero_grad()
-            ddp(data()).backward()
-            record = step.penalty.last
-            assert_close(gradients(step.net), expected(step.net, record, data(), engine=engine))
+def inside(engine, form, name):
+    """The penalty is called inside the wrapper's forward pass."""
+    step = Step(form, engine)
+    ddp = DDP(step, **OPTIONS[name])
+    for number in range(3):
+        ddp.zero_grad()
+        batch = data(number)
+        loss = ddp(batch)
+        if form != "lean":
+            loss.backward()
+        record = step.penalty.last
+        assert (record.trace is None) == (number % 2 == 1)
+        assert_close(gradients(step.net), expected(step.net, record, batch, engine=engine))
+        assert step.penalty._ranks.size == 2  # they share a seed
+    if form == "lean":  # an error after the backward pass is not taken for the pass after it
+        step.fails = True
+        refused(ZeroDivisionError, "", lambda: ddp(data()))
+        step.fails, step.form = False, "scalar"
+        ddp.zero_grad()
+        ddp(data()).backward()
+        record = step.penalty.last
+        assert_close(gradients(step.net), expected(step.net, record, data(), engine=engine))
 
 
 def functions():

@@ -158,32 +158,35 @@ class Detour:
     def finish(self, result: Any) -> Any:
         """Tell the reducers of the backward pass to come: ``result`` takes the outputs' place."""
         wrappers = list(self.called) if self._kind == _PENALISED else []
-        if not self.called and active() is None:
-            late = self._reached(result)
-            for ddp in late:  # the closure went past them, at the centre too
-                _refuse_settings(ddp)
-                ddp._pre_forward(None)
-            wrappers += late
+        for ddp in self._passed_by(result):
+            _refuse_settings(ddp)
+            ddp._pre_forward(None)
+            wrappers.append(ddp)
         outputs = self._outputs
         for ddp in wrappers:
             result, outputs = ddp._post_forward((result, outputs))
         return result
 
-    def _reached(self, result: Any) -> list[DistributedDataParallel]:
-        """Known wrappers whose weights have a gradient coming."""
-        loss = result[0] if isinstance(result, tuple) else result
-        if not self._known or not isinstance(loss, Tensor) or not loss.requires_grad:
+    def _passed_by(self, result: Any) -> list[DistributedDataParallel]:
+        """Known wrappers that the closure never called although their weights are in the loss."""
+        loss, inside = result[0] if isinstance(result, tuple) else result, active()
+        told = _weights([*self.called, *([] if inside is None else [inside])])
+        rest = [ddp for ddp in self._known if not told & _weights([ddp])]
+        if not rest or not isinstance(loss, Tensor) or not loss.requires_grad:
             return []
         leaves = {id(leaf) for leaf in leaves_of([loss], 0)[0]}
-        found = [d for d in self._known if any(id(p) in leaves for p in d._module_parameters)]
-        weights = [id(p) for ddp in found for p in ddp._module_parameters]
-        if len(set(weights)) < len(weights):
+        found = [ddp for ddp in rest if leaves & _weights([ddp])]
+        if len(_weights(found)) < sum(len(_weights([ddp])) for ddp in found):
             raise RuntimeError(
                 "several DistributedDataParallel wrappers hold the model, and the closure calls "
                 "none of them, so that it is not clear which one averages the gradients; call the "
                 "wrapper in the closure"
             )
         return found
+
+
+def _weights(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
+    return {id(p) for ddp in wrappers for p in ddp._module_parameters}
 
 
 def _install(more: int) -> None:

@@ -126,6 +126,7 @@ class HessianTrace:
         self._warned_nonfinite = False
         self._shared_seed = False
         """Whether the ranks of a sharded model have agreed on one."""
+        find_shards(model)
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
 
     # --- the two forms ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Models that `fully_shard` shards as in real use, the same in one process, and their batches."""
+"""Models that `fully_shard` shards as in real use, the same in one process; what checks share."""
 
 import copy
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedding, two blocks, a head tied to nothing: sharded per block, and the rest as the root."""
+    """Embedding, two blocks and a head: sharded per block, and the rest as the root."""
 
     def __init__(self, activation=F.gelu, words=11, width=8):
         super().__init__()
@@ -116,3 +116,61 @@ def distance(model, reference):
     ours = torch.cat([whole(p.detach()).flatten() for p in model.parameters()])
     theirs = torch.cat([p.detach().flatten() for p in reference.parameters()])
     return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def raised(kind, action):
+    """The message of the error that the action must raise."""
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"nothing was raised where {kind.__name__} was due")
+
+
+def parts(model):
+    """Every weight's local part, bit for bit, and what `.grad` holds."""
+    weights = {n: p.detach().to_local().clone() for n, p in model.named_parameters()}
+    grads = {
+        n: None if p.grad is None else p.grad.to_local().clone()
+        for n, p in model.named_parameters()
+    }
+    return weights, grads
+
+
+def assert_same(before, after):
+    for old, new in zip(before, after, strict=True):
+        for name, tensor in old.items():
+            other = new[name]
+            assert (tensor is None) == (other is None), name
+            assert tensor is None or torch.equal(tensor, other), name
+
+
+def gradient(model):
+    return {n: None if p.grad is None else whole(p.grad).clone() for n, p in
+            model.named_parameters()}  # fmt: skip
+
+
+def assert_close(ours, theirs, tolerance=1e-7):
+    assert ours.keys() == theirs.keys()
+    for name, g in theirs.items():
+        assert (g is None) == (ours[name] is None), name
+        if g is not None:
+            off = (ours[name] - g).norm() / max(g.norm(), 1e-12)
+            assert off < tolerance, f"{name}: {off:.2e}"
+
+
+def reference_gradient(calls, kind="relu", **options):
+    """One process, the whole batch, several calls without `zero_grad`."""
+    model = make(kind, torch.float64)
+    penalty = seht.HessianTrace(model, **{"weight": 1e-2, "seed": 5, **options})
+    for step in range(calls):
+        penalty.backward(lambda: loss_of(model, batch(kind, torch.float64, step)))
+    return gradient(model)

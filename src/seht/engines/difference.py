@@ -67,6 +67,7 @@ class DifferenceEngine:
         shards = find_shards(task.model)
         if shards is not None:
             refuse_forms(self.name, task.estimator, lean=lean, free=free)
+            shards.refuse_partial()
         whole = nullcontext() if shards is None else shards.cleaned()
         with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), whole:
             if free and self.steps.kappa is None and task.weight > 0:
@@ -105,7 +106,7 @@ class DifferenceEngine:
                     )
                 else:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
-        found.commit = passes.buffers.commit
+        found.commit = passes.commit
         found.own = None if shards is None else passes.loss.detach()
         found.shared = passes.shared
         if not task.differentiable:

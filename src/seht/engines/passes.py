@@ -40,6 +40,11 @@ class Passes:
     the centre; when the last has run, the random state is where the centre left it.
     """
 
+    leaves: list[Tensor]
+    """What the loss depends on."""
+    used: dict[str, Tensor]
+    unused: tuple[str, ...]
+
     def __init__(
         self,
         task: Task,
@@ -333,6 +338,10 @@ class Passes:
     def over_ranks(self, value: Tensor, loss: Tensor, *, partial: bool) -> tuple[Tensor, Tensor]:
         """The trace and the loss of all ranks: there is one."""
         return value, loss
+
+    def commit(self) -> None:
+        """The estimate is wanted: take over what the centre pass wrote into buffers."""
+        self.buffers.commit()
 
     def refuse_behind(self, leaves: set[int]) -> None:
         """For the Gauss-Newton trace: weights behind the outputs may be gone; here they are not."""

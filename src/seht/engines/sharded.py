@@ -126,6 +126,11 @@ class ShardedPasses(Passes):
         with self.shards.hidden(), super()._mode(mode):
             yield
 
+    def commit(self) -> None:
+        """Take over buffers, and gradients of plain calls that wait for this one."""
+        super().commit()
+        self.shards.reduce_waiting()
+
     def pull(
         self,
         outputs: Sequence[Tensor],
@@ -141,7 +146,7 @@ class ShardedPasses(Passes):
         gathered weights, each rank's own.
         """
         with self.shards.collecting(self.leaves):
-            torch.autograd.backward(outputs, cotangents, retain_graph=keep)  # type: ignore[arg-type]
+            torch.autograd.backward(outputs, cotangents, retain_graph=keep)
             found = [leaf.grad for leaf in self.leaves]
         return [None if g is None else dense(local(g)) for g in found]
 

@@ -48,6 +48,16 @@ def find(model: nn.Module) -> Shards | None:
     return shards
 
 
+def refuse_sharded(model: nn.Module, what: str) -> None:
+    """For what needs whole weights."""
+    if find(model) is not None:
+        raise RuntimeError(
+            f"the model is sharded by fully_shard, and {what} needs whole weights; run it on an "
+            "unsharded copy (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True gathers the weights)"
+        )
+
+
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether this is a part of a tensor that lies on several ranks."""
     tensors = sys.modules.get("torch.distributed.tensor")
@@ -183,7 +193,6 @@ class Shards:
                 changes.append((param._unsharded_param, "grad", None))
         for group in self.groups:
             changes += [(group, "reduce_grads", True), (group, "all_reduce_grads", True)]
-            changes.append((group, "_partial_reduce_output", None))
         contexts = _unique(state._state_ctx for state in self.states)
         changes += [(context, "is_last_backward", True) for context in contexts]
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
@@ -195,6 +204,29 @@ class Shards:
             finally:
                 for owner, name, value in before:
                     setattr(owner, name, value)
+
+    def refuse_partial(self) -> None:
+        """Half-reduced gradients of earlier calls can be neither kept apart nor finished."""
+        if any(getattr(group, "_partial_reduce_output", None) is not None for group in self.groups):
+            raise RuntimeError(
+                "gradients of an earlier call wait for their all-reduce; accumulate with "
+                "set_requires_gradient_sync(False) in place of set_requires_all_reduce(False)"
+            )
+
+    def reduce_waiting(self) -> None:
+        """Reduce what plain calls left on the gathered weights, if this call synchronises.
+
+        A backward pass of FSDP's would do so; ours had these gradients set aside.
+        """
+        roots = []
+        for state in self.states:
+            params = [
+                p for group in _groups(state) if group.reduce_grads for p in group.fsdp_params
+            ]
+            if any(map(_waits, params)):
+                roots += [state._state_ctx.all_states[0]]
+        for root in _unique(roots):
+            root._root_post_backward_final_callback()
 
     def like(self, part: Tensor, leaf: Any) -> Tensor:
         """A gradient's part as what ``leaf.grad`` has to be."""
@@ -219,15 +251,12 @@ class Shards:
 
     def clean(self) -> None:
         """Back to what FSDP looks like between two steps, on this rank."""
-        partial = [(group, group._partial_reduce_output) for group in self.groups]
         with torch._C.DisableTorchFunction():
             for state in self.states:
                 if state._is_root and hasattr(state, "_reset_iter_state"):
                     state._reset_iter_state()
                 elif not hasattr(state, "_reset_iter_state"):  # before torch 2.13
                     _reset(state)
-        for group, output in partial:  # the user's, from micro-batches that went well
-            group._partial_reduce_output = output
         self.reshard()
 
 
@@ -256,6 +285,12 @@ def _groups(state: Any) -> list[Any]:
     if groups is None:  # older versions of torch have one, or none
         groups = [g for g in (state._fsdp_param_group,) if g is not None]
     return list(groups)
+
+
+def _waits(param: Any) -> bool:
+    gathered = getattr(param, "_unsharded_param", None)
+    waiting = gathered is not None and gathered.grad is not None
+    return waiting or param.unsharded_accumulated_grad is not None
 
 
 def _unique(items: Iterable[Any]) -> list[Any]:

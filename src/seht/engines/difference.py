@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.base import Directions, Estimate, Task, refuse_scripted
+from seht.engines.base import Directions, Estimate, Task, check_loss, refuse_scripted, split
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored
@@ -95,8 +95,7 @@ class DifferenceEngine:
                 else ShardedPasses(task, shards, **options)
             )
             if not passes.used:
-                loss = passes.loss
-                found = Estimate(loss, loss.detach().new_zeros(()), passes.output, passes.unused)
+                found = _nothing_used(passes, lean)
             else:
                 dtype = next(iter(passes.used.values())).dtype
                 kappa = self.steps.start(task.curvature, dtype)
@@ -133,6 +132,22 @@ class DifferenceEngine:
 def _pays(task: Task) -> bool:
     """Whether enough comes before the first drawn tensor to keep it for the perturbed passes."""
     return len(task.weights) < task.count and task.indices[0] >= task.count / 5
+
+
+def _nothing_used(passes: Passes, lean: bool) -> Estimate:
+    """The loss depends on none of the drawn tensors: its own gradient, and a trace of 0."""
+    loss = passes.loss
+    zero = loss.detach().new_zeros(())
+    if not lean:
+        return Estimate(loss, zero, passes.output, passes.unused)
+    if passes.boundary is None:
+        gradient = passes.centre_gradient(keep=False)
+    else:  # the network's graph was dropped at the boundary
+        with passes.at(None) as output:
+            gradient = passes.pull([check_loss(split(output)[0])], None, keep=passes.older)
+    zero, loss = passes.over_ranks(zero, loss.detach(), partial=True)
+    whole = passes.handed_out(loss, gradient)
+    return Estimate(loss, zero, passes.output, passes.unused, total=whole)
 
 
 def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimate:

@@ -20,12 +20,15 @@ import fsdp_refusals  # noqa: F401
 import fsdp_trajectory  # noqa: F401
 import torch
 import torch.distributed as dist
-from fsdp_problems import CHECKS
+from fsdp_problems import CHECKS, DEVICE
 
 
 def main(arguments):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=120))
     results = {}
     for argument in arguments:
         name, *given = argument.split(":")

@@ -1,6 +1,7 @@
 """Models that `fully_shard` shards as in real use, the same in one process; what checks share."""
 
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import seht
+
+DEVICE = os.environ.get("FSDP_DEVICE", "cpu")
 
 
 class Block(nn.Module):
@@ -57,10 +60,10 @@ def perceptron(activation):
 def make(kind, dtype):
     torch.manual_seed(3)
     if kind == "transformer":
-        return Transformer().to(dtype)
+        return Transformer().to(DEVICE, dtype)
     if kind == "relu-transformer":
-        return Transformer(F.relu).to(dtype)
-    return perceptron({"smooth": nn.Tanh, "relu": nn.ReLU}[kind]).to(dtype)
+        return Transformer(F.relu).to(DEVICE, dtype)
+    return perceptron({"smooth": nn.Tanh, "relu": nn.ReLU}[kind]).to(DEVICE, dtype)
 
 
 def sharded(model, **options):
@@ -74,9 +77,9 @@ def sharded(model, **options):
 def batch(kind, dtype, step, size=8):
     generator = torch.Generator().manual_seed(100 + step)
     if "transformer" in kind:
-        return (torch.randint(0, 11, (size, 5), generator=generator),) * 2
+        return (torch.randint(0, 11, (size, 5), generator=generator).to(DEVICE),) * 2
     x = torch.randn(size, 6, generator=generator, dtype=torch.float64).to(dtype)
-    return x, torch.randint(0, 3, (size,), generator=generator)
+    return x.to(DEVICE), torch.randint(0, 3, (size,), generator=generator).to(DEVICE)
 
 
 def half(data):

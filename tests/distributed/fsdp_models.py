@@ -215,6 +215,33 @@ def checkpointed():
 
 
 @check
+def twice():
+    """A closure that calls the model twice."""
+    reference = make("relu", torch.float64)
+    model = sharded(reference)
+    for net, part in ((model, half), (reference, lambda data: data)):
+        one, two = (part(batch("relu", torch.float64, step)) for step in range(2))
+        closure = lambda: loss_of(net, one) + loss_of(net, two)
+        seht.HessianTrace(net, weight=1e-2, seed=5).backward(closure)
+    assert_close(gradient(model), gradient(reference))
+
+
+@check
+def compiled():
+    """Blocks compiled in place, then sharded."""
+    reference = make("relu-transformer", torch.float64)
+    model = copy.deepcopy(reference)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+        fully_shard(block)
+    fully_shard(model)
+    for curvature in ("hessian", "ggn"):
+        model.zero_grad()
+        reference.zero_grad()
+        compare(model, reference, "relu-transformer", curvature=curvature)
+
+
+@check
 def replicated():
     """HSDP over four processes: shards within a pair, copies across."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

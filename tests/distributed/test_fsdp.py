@@ -74,8 +74,19 @@ def test_gradients_and_failures(tmp_path):
 
 @pytest.mark.slow
 def test_models(tmp_path):
-    checks = ["partly:hessian", "partly:ggn", "tied", "frozen", "experts", "sums", "extras"]
-    checks += ["buffers", "checkpointed", "columns", "other_parallelism", "strangers"]
+    checks = ["tied", "frozen", "experts", "sums", "extras"]
+    checks += ["buffers", "checkpointed", "columns", "twice", "other_parallelism", "strangers"]
+    run(tmp_path, checks)
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path):
+    run(tmp_path, ["compiled"])
+
+
+@pytest.mark.slow
+def test_partly_sharded(tmp_path):
+    checks = ["partly:hessian", "partly:ggn"]
     run(tmp_path, checks)
 
 

@@ -255,7 +255,7 @@ class Shards:
             for state in self.states:
                 if state._is_root and hasattr(state, "_reset_iter_state"):
                     state._reset_iter_state()
-                elif not hasattr(state, "_reset_iter_state"):  # before torch 2.13
+                elif not hasattr(state, "_reset_iter_state"):  # older versions of torch
                     _reset(state)
         self.reshard()
 

@@ -22,6 +22,7 @@ from seht.checking.sandbox import LossFn, Sandbox, copy_model, double, one_line,
 from seht.engines import ENGINES, make_engine
 from seht.engines.base import check_loss, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.shards import refuse_sharded
 
 __all__ = ["CheckReport", "EngineReport", "check"]
 
@@ -79,6 +80,7 @@ def check(
     names = [make_engine(name).name for name in names]
     if not names:
         raise ValueError(f"engines is empty; name some of {', '.join(ENGINES)}, or leave it out")
+    refuse_sharded(model, "seht.check")
     probes.choose(model, params)  # before the copy, which may be large
     with torch.inference_mode(False), own_randomness():
         box = Sandbox(copy_model(model), loss_fn, double(batch), params, seed)

@@ -13,6 +13,7 @@ from seht.engines import engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
 from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.shards import refuse_sharded
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
@@ -102,6 +103,7 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     tensor without graph; buffers are left as they were.
     """
     check_arguments(model, closure)
+    refuse_sharded(model, "seht.exact_trace")
     chosen = list(probes.choose(model, params).tensors.values())
     with torch.inference_mode(False), torch.enable_grad(), BorrowedBuffers(model):
         with safe_ops():
@@ -196,6 +198,7 @@ def _prepare(
     options: dict[str, Any],
 ) -> tuple[Engine, Task | None]:
     check_arguments(model, closure)
+    refuse_sharded(model, "a trace outside HessianTrace")
     check_curvature(curvature)
     own, engines = split_options(options)
     estimator_object = estimators.make(estimator, own)

@@ -14,6 +14,9 @@ from seht import estimators, functional, probes
 from seht.distributed import Ranks
 from seht.engines import make_engine
 from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines.sharded import refuse_forms
+from seht.engines.shards import Shards
+from seht.engines.shards import find as find_shards
 from seht.engines.state import RandomState
 from seht.estimators import Estimator
 from seht.guards import Guard, warn
@@ -123,6 +126,9 @@ class HessianTrace:
         self._plain_loss: Tensor | None = None
         self._lean_loss: Tensor | None = None
         self._warned_nonfinite = False
+        self._shared_seed = False
+        """Whether the ranks of a sharded model have agreed on one."""
+        find_shards(model)
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
 
     # --- the two forms ------------------------------------------------------------------------
@@ -166,6 +172,7 @@ class HessianTrace:
         if not torch.is_grad_enabled():
             return closure()
         self._lean_loss = None
+        shards = self._settle(lean=lean, elsewhere=on is not None)
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
         weight = weight_in_force(base, step, every=self.every, warmup=self.warmup, ramp=self.ramp)
@@ -188,7 +195,7 @@ class HessianTrace:
             )
         with detour:
             if task is None:
-                output = self._plain(closure, step, look=base > 0)
+                output = self._plain(closure, step, look=base > 0, shards=shards)
             else:
                 detour.penalise()
                 if on is None:
@@ -200,6 +207,22 @@ class HessianTrace:
         self._ranks.meet(detour.called, self.model)
         self._calls += 1
         return output
+
+    def _settle(self, *, lean: bool, elsewhere: bool) -> Shards | None:
+        """Under ``fully_shard``: weights on their shards, and one seed for all ranks.
+
+        What it does not have is refused at the first call, not at the end of the warm-up.
+        """
+        shards = find_shards(self.model)
+        if shards is not None:
+            free = getattr(self._engine, "kinks", "frozen") == "free"
+            refuse_forms(
+                self._engine.name, self.estimator, lean=lean, free=free, elsewhere=elsewhere
+            )
+            shards.reshard()
+            if not self._shared_seed:
+                self.seed, self._shared_seed = shards.same(self.seed), True
+        return shards
 
     def _elsewhere(self, task: Task, closure: Closure, lean: bool) -> Estimate:
         """The loss of the main closure with the trace of another."""
@@ -227,11 +250,12 @@ class HessianTrace:
 
     # --- plain and penalised steps ------------------------------------------------------------
 
-    def _plain(self, closure: Closure, step: int, *, look: bool) -> Any:
+    def _plain(self, closure: Closure, step: int, *, look: bool, shards: Shards | None) -> Any:
         output = closure()
         loss = split(output)[0]
         if look:
-            value = check_loss(loss).item()
+            check_loss(loss)
+            value = (loss if shards is None else shards.mean(loss)).item()
             check_finite_loss(value)
             self._last, self._plain_loss = StepRecord(step, value), None
         else:
@@ -261,7 +285,7 @@ class HessianTrace:
             error = estimate.learn(rest, estimate.orders)
         estimate.commit()
         self._plain_loss = None
-        self._lean_loss = estimate.loss.detach()
+        self._lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own
         self._last = StepRecord(
             step=step,
             loss=loss,
@@ -324,6 +348,7 @@ class HessianTrace:
         if state.get("engine"):
             self._engine.load_state(state["engine"])
         self._last = self._plain_loss = None
+        self._shared_seed = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry the record as numbers, never a tensor of the last graph."""

@@ -154,3 +154,27 @@ def test_on_with_a_limit_is_held_to_the_main_loss():
     model = mlp()
     penalty = penalise(model, entropy(model), "scalar", on=entropy(model), weight=10.0, limit=0.1)
     assert abs(penalty.last.penalty) == pytest.approx(0.1 * penalty.last.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+def test_no_drawn_weight_is_used(form, curvature):
+    model = Idle()
+    entropy(model)().backward()
+    plain = gradients(model.parameters())
+    model.zero_grad()
+    penalty = penalise(model, entropy(model), form, params="idle.*", curvature=curvature)
+    assert_gradients(gradients(model.parameters()), plain)
+    assert penalty.last.trace == 0
+    assert penalty.last.unused == ("idle.weight", "idle.bias")
+
+
+class Idle(torch.nn.Module):
+    """A layer that the model never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.idle = mlp(norm=False), torch.nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.body(x)

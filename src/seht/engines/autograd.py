@@ -40,6 +40,8 @@ from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
 from seht.engines.parallel import refuse_parallel
+from seht.engines.sharded import refuse_forms
+from seht.engines.shards import find as find_shards
 from seht.safe_ops import safe_ops
 
 
@@ -63,6 +65,8 @@ class AutogradEngine:
         refuse_parallel(task.model)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
+        if find_shards(task.model) is not None:
+            refuse_forms(self.name, task.estimator, lean=lean)
         buffers = BorrowedBuffers(task.model)
         boundary = Boundary(task) if task.curvature == "ggn" else None
         with torch.inference_mode(False), torch.enable_grad(), buffers:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
+from seht.engines.shards import own_part
 from seht.estimators import Estimator
 
 Closure = Callable[[], Any]
@@ -77,7 +78,8 @@ class Task:
             probe.seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
             for name, tensor in self.weights.items():
                 seed = probe.seeds[name]
-                probe[name] = self.estimator.entries(tensor.shape, seed, tensor.device)
+                entries = self.estimator.entries(tensor.shape, seed, tensor.device)
+                probe[name] = own_part(entries, tensor)
             yield probe
 
 
@@ -95,6 +97,8 @@ class Estimate:
     error: float | None = None
     total: Tensor | None = None
     """In the lean form: loss + coefficient * trace, its gradient computed and waiting."""
+    own: Tensor | None = None
+    """Of a sharded model: this rank's own loss; ``loss`` is the mean over ranks."""
     look: list[Tensor] = field(default_factory=list)
     """What the engine wants looked at on the host, together with loss and trace."""
     orders: tuple[float, float] | None = None

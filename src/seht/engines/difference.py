@@ -19,19 +19,22 @@ differentiated at once and one graph lives at a time.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seht.engines.base import Directions, Estimate, Task, refuse_scripted
+from seht.engines.base import Directions, Estimate, Task, check_loss, refuse_scripted, split
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
-from seht.engines.gradients import Gradient, add, sketch, times
-from seht.engines.graph import Stored, handed_out
+from seht.engines.gradients import Gradient, add, left_out, times
+from seht.engines.graph import Stored
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
+from seht.engines.sharded import ShardedPasses, refuse_forms
+from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
 from seht.estimators import unknown
@@ -64,7 +67,12 @@ class DifferenceEngine:
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
         if free and task.per_sample:
             raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
-        with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
+        shards = find_shards(task.model)
+        if shards is not None:
+            refuse_forms(self.name, task.estimator, lean=lean, free=free)
+            shards.refuse_partial()
+        whole = nullcontext() if shards is None else shards.cleaned()
+        with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), whole:
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
                     raise ValueError(
@@ -73,21 +81,24 @@ class DifferenceEngine:
                     )
                 return noise_stability(task)
             watch = watch and not free and self.steps.due
-            prefix = not watch and not free and _pays(task)
+            prefix = not watch and not free and _pays(task) and shards is None
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
             held = getattr(task.estimator, "coupling", None) == "frozen"
-            lean = lean and not prefix and not task.skip and not held
-            passes = Passes(
-                task,
-                lean=lean,
-                frozen=not free,
-                prefix=prefix,
-                watch=not free and (watch or self.steps.uses < 2),
-                memory=self.memory,
+            lean = lean and not prefix and (not task.skip or shards is not None) and not held
+            options: dict[str, Any] = {
+                "lean": lean,
+                "frozen": not free,
+                "prefix": prefix,
+                "watch": not free and (watch or self.steps.uses < 2),
+                "memory": self.memory,
+            }
+            passes = (
+                Passes(task, **options)
+                if shards is None
+                else ShardedPasses(task, shards, **options)
             )
             if not passes.used:
-                loss = passes.loss
-                found = Estimate(loss, loss.detach().new_zeros(()), passes.output, passes.unused)
+                found = _nothing_used(passes, lean)
             else:
                 dtype = next(iter(passes.used.values())).dtype
                 kappa = self.steps.start(task.curvature, dtype)
@@ -97,7 +108,8 @@ class DifferenceEngine:
                     )
                 else:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
-        found.commit = passes.buffers.commit
+        found.commit = passes.commit
+        found.own = None if shards is None else passes.loss.detach()
         found.shared = passes.shared
         if not task.differentiable:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
@@ -123,6 +135,22 @@ class DifferenceEngine:
 def _pays(task: Task) -> bool:
     """Whether enough comes before the first drawn tensor to keep it for the perturbed passes."""
     return len(task.weights) < task.count and task.indices[0] >= task.count / 5
+
+
+def _nothing_used(passes: Passes, lean: bool) -> Estimate:
+    """The loss depends on none of the drawn tensors: its own gradient, and a trace of 0."""
+    loss = passes.loss
+    zero = loss.detach().new_zeros(())
+    if not lean:
+        return Estimate(loss, zero, passes.output, passes.unused)
+    if passes.boundary is None:
+        gradient = passes.centre_gradient(keep=False)
+    else:  # the network's graph was dropped at the boundary
+        with passes.at(None) as output:
+            gradient = passes.pull([check_loss(split(output)[0])], None, keep=passes.older)
+    zero, loss = passes.over_ranks(zero, loss.detach(), partial=True)
+    whole = passes.handed_out(loss, gradient)
+    return Estimate(loss, zero, passes.output, passes.unused, total=whole)
 
 
 def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimate:
@@ -152,13 +180,18 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)
-    trace, whole = value.to(loss.dtype), None
+    whole = None
+    value, mean = passes.over_ranks(value, loss.detach(), partial=True)
+    trace = value.to(loss.dtype)
     if lean:
+        loss = mean
         factor = task.coefficient(loss, trace)
         if not fold:
-            total = add(times(total, factor * unit), times(centre or [], 1 + factor * pull))
-        loss = loss.detach()
-        whole = handed_out(loss + factor * trace, total, passes.leaves)
+            total = times(total, factor * unit)
+            if task.skip:
+                total, pull = left_out(total, trace), torch.where(trace.isfinite(), pull, 0.0)
+            total = add(total, times(centre or [], 1 + factor * pull))
+        whole = passes.handed_out(loss + factor * trace, total)
     elif task.differentiable:
         units = [unit] * len(total)
         trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *passes.inputs)
@@ -171,14 +204,14 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
 def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | None) -> list[Tensor]:
     """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
     assert centre is not None
-    middle = sketch(centre, passes.leaves)
+    middle = passes.sketch(centre)
     found = []
     for factor in (0.5, 1.0, 2.0):
         step = factor * e
         both: Gradient = []
         for side in (step, -step):
             passes.gradient(sigma, side, both)
-        found.append((sketch(both, passes.leaves) - 2 * middle) / step**2)
+        found.append((passes.sketch(both) - 2 * middle) / step**2)
     half, one, two = found
-    share = passes.task.weight * one.norm() / middle.norm()
-    return [(half - one).norm(), (one - two).norm(), one.norm(), share]
+    small, large, size, whole = passes.sizes(half - one, one - two, one, middle)
+    return [small, large, size, passes.task.weight * size / whole]

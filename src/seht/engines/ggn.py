@@ -22,8 +22,8 @@ from torch import Tensor
 
 from seht.engines.base import Directions, Estimate, check_loss, split
 from seht.engines.curved import Curvature, OutputCurvature
-from seht.engines.gradients import Gradient, add, sketch, times
-from seht.engines.graph import Stored, handed_out, leaves_of
+from seht.engines.gradients import Gradient, add, left_out, times
+from seht.engines.graph import Stored, leaves_of
 from seht.engines.passes import Passes
 
 
@@ -37,6 +37,7 @@ def gauss_newton(
     curvature = Curvature(loss, z)
     passes.boundary.check(curvature.curved)
     behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
+    passes.refuse_behind(behind)
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())
@@ -51,10 +52,14 @@ def gauss_newton(
         value = value + scale * found.value
         total = add(total, part if scale == 1 else times(part, scale))
         cotangents = [c + scale * p for c, p in zip(cotangents, pulls, strict=True)]
-    trace, whole = value, None
+    trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
+    whole = None
     if lean:
+        loss = mean
         factor = task.coefficient(loss, trace).to(loss.dtype)
-        loss = loss.detach()
+        if task.skip:
+            total = left_out(total, trace)
+            cotangents = [torch.where(trace.isfinite(), c, 0.0) for c in cotangents]
         # The network's graph was dropped at the boundary: the centre runs once more for it.
         with passes.at(None) as output:
             again = check_loss(split(output)[0])
@@ -62,7 +67,7 @@ def gauss_newton(
             pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
             total = times(total, factor)
             passes.pull_into(total, roots, pulls)
-        whole = handed_out(loss + factor * trace, total, passes.leaves)
+        whole = passes.handed_out(loss + factor * trace, total)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)
@@ -124,8 +129,8 @@ def _compare(
     found = []
     for factor in (0.5, 1.0, 2.0):
         _, part, pulls = _probe(passes, sigma, factor * e, curvature, z, two_sided)
-        found.append(sketch(add(part, passes.pull_centre(z, pulls)), passes.leaves))
+        found.append(passes.sketch(add(part, passes.pull_centre(z, pulls))))
     half, one, two = found
-    whole = sketch(passes.pull_centre(z, curvature.slopes()), passes.leaves)
-    share = passes.task.weight * one.norm() / whole.norm()
-    return [(half - one).norm(), (one - two).norm(), one.norm(), share]
+    slopes = passes.sketch(passes.pull_centre(z, curvature.slopes()))
+    small, large, size, whole = passes.sizes(half - one, one - two, one, slopes)
+    return [small, large, size, passes.task.weight * size / whole]

@@ -52,7 +52,17 @@ def sketch(gradient: Gradient, leaves: Sequence[Tensor], most: int = 4096) -> Te
     """
     parts = []
     for leaf, g in zip(leaves, gradient, strict=False):
-        stride = max(1, -(-leaf.numel() // most))
+        stride = stride_of(leaf, most)
         taken = leaf.detach().flatten()[::stride] * 0 if g is None else g.flatten()[::stride]
         parts.append(taken.double() * stride**0.5)
     return torch.cat(parts)
+
+
+def stride_of(leaf: Tensor, most: int = 4096) -> int:
+    """How far apart the entries lie that a sketch takes."""
+    return max(1, -(-leaf.numel() // most))
+
+
+def left_out(parts: Gradient, trace: Tensor) -> Gradient:
+    """The parts of a penalty's gradient, zero where its trace is not finite."""
+    return [None if g is None else torch.where(trace.isfinite(), g, 0.0) for g in parts]

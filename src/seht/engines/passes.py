@@ -13,8 +13,16 @@ from seht.engines.base import Directions, Probe, Task, check_loss, report_unused
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.dropping import Dropped
-from seht.engines.gradients import Gradient, dense, inner
-from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
+from seht.engines.gradients import Gradient, dense, inner, sketch
+from seht.engines.graph import (
+    Take,
+    handed_out,
+    handing_over,
+    leaves_of,
+    mark,
+    quiet,
+    refuse_older,
+)
 from seht.engines.persample.errors import ExampleError, refuse_compiled
 from seht.engines.persample.layers import LAYERS
 from seht.engines.persample.memory import Memory, layouts
@@ -31,6 +39,11 @@ class Passes:
     Every pass starts from the same random state and the same buffers, and sees the decisions of
     the centre; when the last has run, the random state is where the centre left it.
     """
+
+    leaves: list[Tensor]
+    """What the loss depends on."""
+    used: dict[str, Tensor]
+    unused: tuple[str, ...]
 
     def __init__(
         self,
@@ -57,6 +70,21 @@ class Passes:
         else:
             since = self._centre(lean, kept)
         self.end = self.random.read()
+        self._survey(since)
+        if not task.differentiable:  # the value needs no other gradient
+            self.leaves = list(self.used.values())
+        self.weights = self._own_weights()
+        if self.tracker is not None:
+            self.weights.still = {n for n in self.tracker.moving() if n in self.used}
+        if kept is not None and not (kept.intact() and self._before_all(kept)):
+            self.recorder.prefix = None
+        self.tied: list[str] = []
+        """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
+        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _survey(self, since: int) -> None:
+        """What the loss depends on, and which of the drawn tensors are among it."""
+        task = self.task
         self.leaves, self.older = leaves_of(self._roots(), since)
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}
@@ -66,16 +94,9 @@ class Passes:
             refuse_older(task.weights, [self.loss], since)
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
-        if not task.differentiable:  # the value needs no other gradient
-            self.leaves = list(self.used.values())
-        self.weights = Weights(self.used)
-        if self.tracker is not None:
-            self.weights.still = {n for n in self.tracker.moving() if n in self.used}
-        if kept is not None and not (kept.intact() and self._before_all(kept)):
-            self.recorder.prefix = None
-        self.tied: list[str] = []
-        """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
-        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _own_weights(self) -> Weights:
+        return Weights(self.used)
 
     def _centre(
         self, lean: bool, prefix: Prefix | None = None, tracker: Tracker | None = None
@@ -311,3 +332,28 @@ class Passes:
             return self.pull(outputs, cotangents, keep=True)
         with self.at(None):  # the lean form has dropped that graph
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
+
+    # What is different where the weights lie on several ranks (``sharded.py``).
+
+    def over_ranks(self, value: Tensor, loss: Tensor, *, partial: bool) -> tuple[Tensor, Tensor]:
+        """The trace and the loss of all ranks: there is one."""
+        return value, loss
+
+    def commit(self) -> None:
+        """The estimate is wanted: take over what the centre pass wrote into buffers."""
+        self.buffers.commit()
+
+    def refuse_behind(self, leaves: set[int]) -> None:
+        """For the Gauss-Newton trace: weights behind the outputs may be gone; here they are not."""
+
+    def sketch(self, gradient: Gradient) -> Tensor:
+        """A few thousand entries of each part of a gradient."""
+        return sketch(gradient, self.leaves)
+
+    def sizes(self, *sketches: Tensor) -> list[Tensor]:
+        """Their norms."""
+        return [part.norm() for part in sketches]
+
+    def handed_out(self, value: Tensor, total: Gradient) -> Tensor:
+        """A scalar with this value, whose gradient in the leaves is known."""
+        return handed_out(value, total, self.leaves)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from seht import probes
 from seht.engines.base import check_loss, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.shards import refuse_sharded
 from seht.engines.state import norm
 from seht.functional import check_curvature
 from seht.measure.data import MICRO_BATCH, Batches, cut
@@ -122,6 +123,7 @@ def make_problem(
     check_curvature(curvature)
     if params is not None and not callable(params) and not isinstance(params, str):
         params = tuple(params)  # a generator would be empty the next time
+    refuse_sharded(model, "seht.measure")
     chosen = probes.choose(model, params)
     for name, tensor in chosen.tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64):

@@ -39,6 +39,7 @@ from seht.engines.base import (
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.watched import own_gradients
 from seht.safe_ops import safe_ops
 
 
@@ -63,7 +64,7 @@ class AutogradEngine:
         refuse_per_sample(task.estimator)
         buffers = BorrowedBuffers(task.model)
         boundary = Boundary(task) if task.curvature == "ggn" else None
-        with torch.inference_mode(False), torch.enable_grad(), buffers:
+        with torch.inference_mode(False), torch.enable_grad(), own_gradients(), buffers:
             with boundary or nullcontext(), safe_ops():
                 output = task.closure()
             loss = check_loss(split(output)[0])

@@ -32,6 +32,7 @@ from seht.engines.passes import Gradient, Passes, add, sketch, times
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
 from seht.engines.tracking import Memory
+from seht.engines.watched import own_gradients
 from seht.estimators import unknown
 
 
@@ -61,7 +62,7 @@ class DifferenceEngine:
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
         if free and task.per_sample:
             raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
-        with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
+        with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), own_gradients():
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
                     raise ValueError(

@@ -27,7 +27,7 @@ def build():
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
     )
     penalty = seht.HessianTrace(
-        model, weight=3e-4, curvature="ggn", warmup=20, accumulate=2, seed=0
+        model, weight=3e-4, curvature="ggn", warmup=10, accumulate=2, seed=0
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 50))
@@ -49,7 +49,7 @@ def run(accelerator, model, optimizer, loader, penalty, epochs):
 
 
 whole = build()
-run(*whole, epochs=4)
+run(*whole, epochs=2)
 print({name: float(f"{value:.3g}") for name, value in log_values(whole[-1]).items()})
 with torch.inference_mode():
     logits = whole[1].eval()(images[1000:])
@@ -58,10 +58,10 @@ print(f"test accuracy {accuracy:.3f}")
 
 with tempfile.TemporaryDirectory() as folder:
     half = build()
-    run(*half, epochs=2)
+    run(*half, epochs=1)
     half[0].save_state(folder)
     resumed = build()
     resumed[0].load_state(folder)
-run(*resumed, epochs=2)
+run(*resumed, epochs=1)
 pairs = zip(whole[1].parameters(), resumed[1].parameters(), strict=True)
 print("resumed run identical:", all(torch.equal(a, b) for a, b in pairs))

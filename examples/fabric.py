@@ -29,7 +29,7 @@ def build():
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
     )
-    penalty = seht.HessianTrace(model, weight=3e-4, curvature="ggn", warmup=40, seed=0)
+    penalty = seht.HessianTrace(model, weight=3e-4, curvature="ggn", warmup=20, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer = fabric.setup(model, optimizer)
     return {"model": model, "optimizer": optimizer, "penalty": penalty}
@@ -48,7 +48,7 @@ def run(state, epochs):
 
 
 whole = build()
-run(whole, 4)
+run(whole, 2)
 print({name: float(f"{value:.3g}") for name, value in log_values(whole["penalty"]).items()})
 with torch.inference_mode():
     logits = whole["model"].eval()(images[1000:])
@@ -57,10 +57,10 @@ print(f"test accuracy {accuracy:.3f}")
 
 with tempfile.TemporaryDirectory() as folder:
     half = build()
-    run(half, 2)
+    run(half, 1)
     fabric.save(Path(folder) / "run.ckpt", half)
     resumed = build()
     fabric.load(Path(folder) / "run.ckpt", resumed)
-run(resumed, 2)
+run(resumed, 1)
 pairs = zip(whole["model"].parameters(), resumed["model"].parameters(), strict=True)
 print("resumed run identical:", all(torch.equal(a, b) for a, b in pairs))

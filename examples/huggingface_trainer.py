@@ -26,12 +26,12 @@ def fit(folder, steps, resume=None):
     config = GPT2Config(vocab_size=len(letters), n_positions=64, n_embd=32, n_layer=2, n_head=2)
     model = GPT2LMHeadModel(config)
     penalty = seht.HessianTrace(  # the model returns its own loss: its outputs are the head's
-        model, weight=1e-3, curvature="ggn", boundary="lm_head", warmup=20, accumulate=2, seed=0
+        model, weight=1e-3, curvature="ggn", boundary="lm_head", warmup=15, accumulate=2, seed=0
     )
     args = TrainingArguments(
         output_dir=folder, max_steps=steps, per_device_train_batch_size=8, learning_rate=3e-3,
-        gradient_accumulation_steps=2, logging_steps=10, save_steps=20, eval_strategy="steps",
-        eval_steps=20, report_to="none", disable_tqdm=True, use_cpu=True, seed=0,
+        gradient_accumulation_steps=2, logging_steps=10, save_steps=15, eval_strategy="steps",
+        eval_steps=15, report_to="none", disable_tqdm=True, use_cpu=True, seed=0,
         lr_scheduler_type="constant",
     )  # fmt: skip
     trainer = SehtTrainer(
@@ -42,8 +42,8 @@ def fit(folder, steps, resume=None):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    whole = fit(folder, 40)
-    resumed = fit(folder, 40, f"{folder}/checkpoint-20")
+    whole = fit(folder, 30)
+    resumed = fit(folder, 30, f"{folder}/checkpoint-15")
 print({name: float(f"{value:.3g}") for name, value in whole.state.log_history[-3].items()})
 print(f"test loss {whole.evaluate()['eval_loss']:.3f}")
 pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)

@@ -29,9 +29,9 @@ def build():
         nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     penalty = seht.HessianTrace(
-        model, weight=3e-4, curvature="ggn", warmup=30, accumulate=ACCUMULATE, seed=0
+        model, weight=3e-4, curvature="ggn", warmup=20, accumulate=ACCUMULATE, seed=0
     )
     return model, optimizer, schedule, penalty
 
@@ -61,19 +61,19 @@ def accuracy(model):
 
 
 whole = build()
-run(whole, range(6), verbose=True)
+run(whole, range(4), verbose=True)
 print(f"test accuracy {accuracy(whole[0]):.3f}, penalised steps {whole[3].guard.count}")
 
 # The same run in two halves: the penalty's state is saved beside the others'.
 with tempfile.TemporaryDirectory() as folder:
     first, second = build(), build()
-    run(first, range(3))
+    run(first, range(2))
     state = {"parts": [part.state_dict() for part in first], "random": torch.get_rng_state()}
     torch.save(state, Path(folder) / "run.pt")
     saved = torch.load(Path(folder) / "run.pt")
 for part, part_state in zip(second, saved["parts"], strict=True):
     part.load_state_dict(part_state)
 torch.set_rng_state(saved["random"])
-run(second, range(3, 6))
+run(second, range(2, 4))
 pairs = zip(whole[0].parameters(), second[0].parameters(), strict=True)
 print("resumed run identical:", all(torch.equal(a, b) for a, b in pairs))

@@ -36,6 +36,7 @@ def train(accelerator, model, optimizer, loader, penalty, epochs=runs.EPOCHS):
 
 @every_engine
 @pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.supports("Accelerate", section="frameworks")
 def test_as_by_hand(engine, curvature):
     options = {"engine": engine, "curvature": curvature}
     truth, records = runs.by_hand(**options)
@@ -44,6 +45,7 @@ def test_as_by_hand(engine, curvature):
     runs.assert_same(parts[1].state_dict(), truth)
 
 
+@pytest.mark.supports("Accelerate, resumed", section="frameworks", engine="difference")
 def test_saved_and_loaded(tmp_path):
     truth, records = runs.by_hand()
     half = start()

@@ -47,6 +47,7 @@ class Watched(Precision):
 @every_engine
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.supports("Fabric", section="frameworks")
 def test_as_by_hand(engine, wrapped, curvature):
     fabric = fabric_package.Fabric(accelerator="cpu", plugins=[Watched()])
     options = {"engine": engine, "curvature": curvature}
@@ -65,6 +66,7 @@ def test_others_gradients_are_still_refused():
         loss.backward()
 
 
+@pytest.mark.supports("Fabric, resumed", section="frameworks", engine="difference")
 def test_saved_and_loaded(tmp_path):
     fabric = fabric_package.Fabric(accelerator="cpu")
     truth, records = runs.by_hand()

@@ -127,6 +127,7 @@ GGN = {"curvature": "ggn", "boundary": "lm_head"}
 
 
 @pytest.mark.parametrize("options", [GGN, pytest.param({}, marks=pytest.mark.slow)])
+@pytest.mark.supports("Hugging Face Trainer", section="frameworks", engine="difference")
 def test_a_loss_that_is_summed_over_the_accumulated_batches(tmp_path, options):
     truth, records = by_hand(gpt2(), sentences(), summed, **options)
     model = gpt2()
@@ -146,6 +147,7 @@ def test_a_loss_that_is_summed_over_the_accumulated_batches(tmp_path, options):
     assert penalty.state_dict() == before
 
 
+@pytest.mark.supports("Hugging Face Trainer", section="frameworks", engine="difference")
 def test_a_loss_that_is_averaged(tmp_path):
     truth, _ = by_hand(Classifier(), classes(), averaged)
     model = Classifier()
@@ -163,6 +165,7 @@ def test_labels_that_the_trainer_takes_out(tmp_path):
 
 
 @pytest.mark.parametrize("resume", [True, pytest.param("path", marks=pytest.mark.slow)])
+@pytest.mark.supports("Hugging Face Trainer, resumed", section="frameworks", engine="difference")
 def test_resumed(tmp_path, resume):
     whole = gpt2(dropout=0.1)
     trainer = trainer_of(tmp_path / "whole", whole, sentences())
@@ -193,6 +196,9 @@ def test_a_checkpoint_without_a_penalty(tmp_path):
     assert again.penalty.step == 1
 
 
+@pytest.mark.supports(
+    "Hugging Face Trainer, model_init", section="frameworks", engine="difference", cell="refused"
+)
 def test_what_the_penalty_cannot_know(tmp_path):
     model = gpt2()
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")

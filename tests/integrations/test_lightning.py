@@ -70,6 +70,7 @@ def trainer_of(tmp_path, **options):
 
 
 @pytest.mark.parametrize("curvature", ["hessian", pytest.param("ggn", marks=pytest.mark.slow)])
+@pytest.mark.supports("Lightning Trainer", section="frameworks", engine="difference")
 def test_as_by_hand(tmp_path, curvature):
     truth, records = runs.by_hand(curvature=curvature)
     model, logger = Module(curvature=curvature), Memory()
@@ -86,6 +87,7 @@ def test_as_by_hand(tmp_path, curvature):
     assert {"seht/loss", "seht/penalty", "seht/share", "seht/weight"} <= logger.rows[0].keys()
 
 
+@pytest.mark.supports("Lightning Trainer, resumed", section="frameworks", engine="difference")
 def test_resumed(tmp_path):
     """In the middle of warm-up and of the engine's own adaptation."""
     options = {"estimator": "seht-d", "prob": 0.5, "layer_prob": 0.7}

@@ -27,7 +27,7 @@ ROOT     := $(shell test "$$(id -u)" = 0 || echo sudo)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-browser lint format bench clean
+.PHONY: help setup demo test test-all test-browser matrix lint format bench clean
 
 help: ## print this list
 	@echo "Targets:"
@@ -68,6 +68,9 @@ test-browser: $(SETUP_STAMP) ## the report's page in headless Chromium (installs
 	  $(ROOT) apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
 	  { echo "no Chromium: install it or Chrome, and try again" >&2; exit 1; }
 	$(PYTEST) -m browser
+
+matrix: $(SETUP_STAMP) ## run the tests that speak of support, write docs/support.md (minutes)
+	$(PYTEST) -m supports --matrix=docs/support.md
 
 lint: $(SETUP_STAMP) ## ruff and mypy, changing nothing
 	$(PY) -m ruff check .

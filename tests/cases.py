@@ -44,6 +44,22 @@ class Case:
     make: Callable[[], Problem]
     smooth: bool = True
 
+    @property
+    def section(self) -> str:
+        """Of the support matrix."""
+        kinds = {"activation": "activations", "loss": "losses"}
+        first = self.id.split("-")[0]
+        return "networks" if first in NETWORKS else kinds.get(first, "layers")
+
+    @property
+    def operator(self) -> str:
+        """Its row there: variants of one operator are one, the two modes of a norm are not."""
+        parts = self.id.split("-")
+        if self.section == "networks":
+            return self.id
+        name = parts[1] if self.section != "layers" else parts[0]
+        return f"{name}, eval" if "eval" in parts else name
+
     def build(self) -> Problem:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the old weight_norm is deprecated, and still in use
@@ -54,6 +70,7 @@ class Case:
         return self.id
 
 
+NETWORKS = {"resnet18", "wrn10", "lstm", "gru", "gpt", "mlp", "vit"}
 CASES: list[Case] = []
 
 

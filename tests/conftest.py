@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["support_plugin", "pytester"]
+
 EVERYTHING = os.environ.get("SEHT_TESTS") == "all"  # `make test-all` sets it
 
 # The fast run is the same on every machine and every day; the long one looks further each time.

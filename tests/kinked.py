@@ -25,6 +25,17 @@ class Kink:
     crosses: bool = True
     """Whether a coarse step crosses a kink, so that without its rule the case must go wrong."""
 
+    @property
+    def operator(self) -> str:
+        """Its row in the support matrix: one for all spellings."""
+        name = self.id.split("-")[0].split(".")[-1].rstrip("_").lower()
+        return name.replace("maxpool", "max_pool")
+
+    @property
+    def own_truth(self) -> str:
+        """The same, where nested autograd can differentiate the function itself."""
+        return self.operator if self.truth is None else ""
+
     def __str__(self) -> str:
         return self.id
 

@@ -9,6 +9,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 N = 5
+OPERATORS = {
+    "linear": "Linear", "conv1d": "Conv1d", "conv2d": "Conv2d", "conv3d": "Conv3d",
+    "transposed1d": "ConvTranspose1d", "transposed2d": "ConvTranspose2d",
+    "transposed3d": "ConvTranspose3d", "bilinear": "Bilinear", "embedding": "Embedding",
+    "lstm": "LSTM", "gru": "GRU", "rnn": "RNN", "attention": "MultiheadAttention",
+    "transformer": "TransformerEncoderLayer", "layer_norm": "LayerNorm",
+    "group_norm": "GroupNorm", "instance_norm": "InstanceNorm2d",
+    "batch_norm": "BatchNorm2d, eval", "rms_norm": "RMSNorm",
+}  # fmt: skip
 
 
 @dataclass
@@ -21,6 +30,11 @@ class Problem:
     dim: int = 0
     params: str | None = "*"
     shared: frozenset[str] = frozenset()
+
+    @property
+    def operator(self) -> str:
+        """The row of the support matrix that it speaks for; uses of several layers have none."""
+        return "" if self.shared else OPERATORS.get(self.name.split("-")[0], "")
 
     def __str__(self) -> str:
         return self.name

@@ -27,6 +27,7 @@ class Root(nn.Module):
 
 
 @every_engine
+@pytest.mark.supports("estimates that are not finite", cell="refused")
 def test_nonfinite_estimates_raise(engine):
     model = Root()
     penalty = seht.HessianTrace(model, weight=WEIGHT, engine=engine)
@@ -38,6 +39,7 @@ def test_nonfinite_estimates_raise(engine):
 
 
 @every_engine
+@pytest.mark.supports('`on_nonfinite="skip"`')
 def test_nonfinite_estimates_can_be_skipped_with_one_warning(engine):
     model, plain = Root(), Root()
     penalty = seht.HessianTrace(model, weight=WEIGHT, on_nonfinite="skip", engine=engine)

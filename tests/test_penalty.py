@@ -25,6 +25,7 @@ def flat_gradient(scalar, model):
 
 @every_engine
 @pytest.mark.parametrize("estimator", ["seht-h", "seht-d"])
+@pytest.mark.supports('`estimator="{estimator}"`')
 def test_the_result_is_loss_plus_weight_times_trace(engine, estimator):
     options = {"probes": 2} | ({"layer_prob": 1.0, "prob": 0.3} if estimator == "seht-d" else {})
     model = network()
@@ -74,6 +75,7 @@ SCHEDULES = [
 
 @every_engine
 @pytest.mark.parametrize(("schedule", "factors"), SCHEDULES)
+@pytest.mark.supports("`warmup`, `every`, `ramp`")
 def test_schedules(engine, schedule, factors):
     model = network(norm=False)
     penalty = seht.HessianTrace(model, weight=WEIGHT, engine=engine, **schedule)
@@ -142,6 +144,7 @@ def test_accumulation_shares_the_layers_of_a_step_and_not_its_entries(engine):
 
 
 @every_engine
+@pytest.mark.supports("`limit`")
 def test_limit_scales_the_penalty_by_a_detached_factor(engine):
     model = network()
     closure = closure_of(model)
@@ -177,6 +180,7 @@ def test_a_limit_that_is_not_reached_changes_nothing(engine):
 
 @every_engine
 @pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.supports("closures that return `(loss, aux)`")
 def test_aux_comes_back(engine, warmup):
     model = network(norm=False)
     x, y = batch()

@@ -60,7 +60,8 @@ def test_only_names_are_named():
 
 
 @pytest.mark.parametrize(
-    "prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."]
+    "prefix",
+    ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_forward_module.module."],
 )
 def test_prefixes_of_wrappers_do_not_matter(prefix):
     model = wrapped = network()

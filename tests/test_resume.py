@@ -32,6 +32,7 @@ def start(engine, **options):
 
 
 @every_engine
+@pytest.mark.supports("resuming from `state_dict`")
 def test_a_resumed_run_draws_the_same_probes(engine, tmp_path):
     model, optimizer, penalty = start(engine, seed=5)
     whole = train(model, optimizer, penalty, 8)
@@ -92,6 +93,7 @@ def test_a_state_that_is_none_changes_nothing():
 @every_engine
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 @pytest.mark.parametrize("weight", [0.0, WEIGHT])
+@pytest.mark.supports("copies and pickles of the penalty")
 def test_copies_and_pickles(engine, copier, weight):
     model = network()
     penalty = seht.HessianTrace(model, weight=weight, seed=4, engine=engine, params=["*.weight"])
@@ -125,6 +127,7 @@ def test_a_model_may_hold_its_penalty(engine):
 
 
 @every_engine
+@pytest.mark.supports("optimisers that call the closure (L-BFGS)")
 def test_lbfgs_calls_the_closure_itself(engine):
     model = network(norm=False)
     penalty = seht.HessianTrace(model, weight=1e-4, engine=engine, accumulate=10**6, seed=0)

@@ -132,6 +132,7 @@ def test_the_lean_form_on_a_plain_step_is_the_plain_step(engine):
 
 @every_engine
 @pytest.mark.parametrize("probes", [1, 3])
+@pytest.mark.supports("BatchNorm statistics move once")
 def test_random_state_and_statistics_end_where_one_plain_closure_leaves_them(engine, probes):
     plain, model = network(dropout=0.5), network(dropout=0.5)
     torch.manual_seed(13)
@@ -150,6 +151,7 @@ def test_random_state_and_statistics_end_where_one_plain_closure_leaves_them(eng
 
 
 @every_engine
+@pytest.mark.supports("dropout: one mask a step")
 def test_one_dropout_mask_per_step(engine):
     """With one mask the trace is that of a network with the mask written out."""
     x, y = batch()
@@ -228,6 +230,7 @@ def test_values_are_looked_at_on_the_host_at_most_once(engine, limit, monkeypatc
 
 @every_engine
 @pytest.mark.parametrize("ambient", [torch.no_grad, torch.inference_mode])
+@pytest.mark.supports("evaluation under `no_grad` and `inference_mode`")
 def test_without_gradients(engine, ambient):
     model = network()
     closure = closure_of(model)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 ParamSpec = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_WRAPPERS |= {"_forward_module", "_original_module"}  # Fabric's
 _MASK64 = (1 << 64) - 1
 _LAYER_BITS = 48
 """The low 48 bits of a seed choose the layers, all 64 the entries (see :func:`call_seed`)."""

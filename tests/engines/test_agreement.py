@@ -39,6 +39,7 @@ def errors(fixture, truth, **options):
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
+@pytest.mark.supports("{case.operator}", section="{case.section}", engine="difference")
 def test_hessian(case):
     fixture = Fixture(case)
     value, g = errors(fixture, estimate(fixture, "autograd"))
@@ -48,6 +49,9 @@ def test_hessian(case):
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
+@pytest.mark.supports(
+    "{case.operator}", section="{case.section}", engine=("difference ggn", "autograd ggn")
+)
 def test_gauss_newton(case):
     fixture = Fixture(case)
     truth = estimate(fixture, "autograd", **GGN)
@@ -107,6 +111,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("id", NETWORKS)
+@pytest.mark.supports("the lean form, `penalty.backward`", engine="difference")
 def test_both_forms(id, name):
     case, options = cases.find(id), OPTIONS[name]
     truth, record = penalised(case, "autograd", **options)

@@ -62,6 +62,7 @@ def test_order_2(case):
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
+@pytest.mark.supports("{case.operator}", section="{case.section}", engine="autograd")
 def test_order_3(case):
     assert order_3_error(Fixture(case)) < 2e-9
 

@@ -54,6 +54,7 @@ def test_the_scalar_is_part_of_a_larger_loss():
 
 
 @pytest.mark.parametrize("form", [*FORMS, "autograd"])
+@pytest.mark.supports("gradient accumulation", engine="{form}")
 def test_accumulation_over_micro_batches_is_the_mean(form):
     model = mlp(norm=False)
     penalty = seht.HessianTrace(
@@ -109,6 +110,7 @@ def apart(model, main, small, **options):
 
 @pytest.mark.parametrize("form", [*FORMS, "autograd"])
 @pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.supports("the trace of another closure, `on=`", engine="{form}")
 def test_on_another_closure(form, curvature):
     model = mlp(dropout=0.4)
     other = copy.deepcopy(model)

@@ -84,6 +84,7 @@ slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
         slow("lean", "model"),
     ],
 )
+@pytest.mark.supports("`torch.compile`", engine="{form}")
 def test_the_eager_result_from_two_graphs(form, handle):
     model = Net()
     eager = copy.deepcopy(model)
@@ -230,6 +231,7 @@ def test_what_lies_outside_the_compiled_part_is_watched():
 
 
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
+@pytest.mark.supports("`torch.compile`", engine="autograd", cell="refused")
 def test_nested_autograd_says_that_it_cannot(how):
     model = Net()
     if how == "wrapped":

@@ -196,6 +196,7 @@ def loss_of(model):
     return lambda: F.cross_entropy(model(IMAGES), torch.arange(N) % 3)
 
 
+@pytest.mark.supports("BatchNorm2d", section="layers", engine="SEHT-S", cell="refused")
 def test_train_mode_batch_norm_is_refused_and_says_what_to_do():
     model = normalised()
     with pytest.raises(seht.ExampleError, match=r"BatchNorm in train mode.*coupling='frozen'"):
@@ -329,6 +330,7 @@ def test_one_example_is_the_shared_probe():
     assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
+@pytest.mark.supports('`estimator="seht-s"`', engine="autograd", cell="refused")
 def test_engine_and_options():
     model = body(torch.tanh)
     with pytest.raises(ValueError, match="needs engine='difference'"):

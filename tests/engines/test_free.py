@@ -40,6 +40,7 @@ def by_hand(model, closure, *, probes=1, seed=5, weight=WEIGHT):
 
 @pytest.mark.parametrize("probes", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.supports('`kinks="free"`', engine="{form}")
 def test_the_objective(form, probes):
     expected, model = mlp(dropout=0.3), mlp(dropout=0.3)
     total = by_hand(expected, entropy(expected), probes=probes)

@@ -64,6 +64,7 @@ def estimate(model, closure, engine, s=None, **options):
 @every_engine
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Softsign], ids=lambda a: a.__name__)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.supports('`curvature="ggn"`')
 def test_dense(engine, loss, activation):
     model = network(activation)
     generator = torch.Generator().manual_seed(1)

@@ -130,6 +130,7 @@ def exact(single):
 @pytest.mark.parametrize(
     "steps", [0, pytest.param(50, marks=pytest.mark.slow)], ids=["fresh", "trained"]
 )
+@pytest.mark.supports("transformers: {build.__name__}", section="frameworks", engine="difference")
 def test_accuracy(build, steps):
     single = problem(build, steps)
     truth = exact(single)

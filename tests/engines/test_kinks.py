@@ -51,6 +51,8 @@ def error(case: Kink, **options) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.supports("{case.operator}", section="decisions", engine="difference")
+@pytest.mark.supports("{case.own_truth}", section="decisions", engine="autograd")
 def test_agrees(case):
     value, g = truth(case)
     ours, our_g = estimate(case.function, case.shape, engine="difference")

@@ -63,6 +63,8 @@ def signs_of(problem, model, record):
 
 
 @every
+@pytest.mark.supports("{problem.operator}", section="layers", engine="SEHT-S")
+@pytest.mark.supports('`estimator="seht-s"`', engine="difference")
 def test_hessian(problem):
     model, x, y, got, record = penalised(problem)
     assert set(record.shared) == problem.shared

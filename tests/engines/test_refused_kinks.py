@@ -111,6 +111,7 @@ def run(function, shape=ROW):
 
 
 @pytest.mark.parametrize("id", REFUSED)
+@pytest.mark.supports("{id}", section="decisions", engine="difference", cell="refused")
 def test_refused_by_name(id):
     function, name = REFUSED[id]
     with pytest.raises(seht.KinkError, match=rf"{name}\b"):

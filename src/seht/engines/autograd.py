@@ -42,6 +42,7 @@ from seht.engines.curved import slope
 from seht.engines.parallel import refuse_parallel
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import find as find_shards
+from seht.engines.watched import own_gradients
 from seht.safe_ops import safe_ops
 
 
@@ -69,7 +70,7 @@ class AutogradEngine:
             refuse_forms(self.name, task.estimator, lean=lean)
         buffers = BorrowedBuffers(task.model)
         boundary = Boundary(task) if task.curvature == "ggn" else None
-        with torch.inference_mode(False), torch.enable_grad(), buffers:
+        with torch.inference_mode(False), torch.enable_grad(), own_gradients(), buffers:
             with boundary or nullcontext(), safe_ops():
                 output = task.closure()
             loss = check_loss(split(output)[0])

@@ -37,6 +37,7 @@ from seht.engines.sharded import ShardedPasses, refuse_forms
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
+from seht.engines.watched import own_gradients
 from seht.estimators import unknown
 
 
@@ -72,7 +73,8 @@ class DifferenceEngine:
             refuse_forms(self.name, task.estimator, lean=lean, free=free)
             shards.refuse_partial()
         whole = nullcontext() if shards is None else shards.cleaned()
-        with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), whole:
+        quiet = uninterrupted()
+        with torch.inference_mode(False), torch.enable_grad(), quiet, own_gradients(), whole:
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
                     raise ValueError(

@@ -1,0 +1,101 @@
+"""Hugging Face's ``Trainer``: the penalty as one more argument.
+
+.. code-block:: python
+
+    penalty = seht.HessianTrace(model, weight=1e-4, curvature="ggn", boundary="lm_head", warmup=500)
+    trainer = SehtTrainer(model=model, args=args, train_dataset=data, penalty=penalty)
+
+``SehtMixin`` does the same for a Trainer of your own or another library's:
+``class MyTrainer(SehtMixin, SFTTrainer): pass``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from seht.guards import warn
+from seht.integrations import check_accumulation, log_values
+from seht.penalty import HessianTrace
+
+STATE = "seht.pt"
+"""The penalty's state, inside a checkpoint's folder."""
+
+
+class SaveState(TrainerCallback):
+    """Writes the penalty's state into each checkpoint the Trainer has saved."""
+
+    def __init__(self, penalty: HessianTrace) -> None:
+        self.penalty = penalty
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Once per node that saves."""
+        if args.should_save:
+            folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            torch.save(self.penalty.state_dict(), folder / STATE)
+
+
+class SehtMixin:
+    """Put before a Trainer class: what that computes as its loss is penalised.
+
+    Args:
+        penalty: the :class:`seht.HessianTrace` of the model that is trained.
+    """
+
+    def __init__(self, *args: Any, penalty: HessianTrace, **kwargs: Any) -> None:
+        if kwargs.get("model_init") is not None:
+            raise ValueError(
+                "model_init builds a model that the penalty does not know; pass model= instead, "
+                "the one that seht.HessianTrace was given"
+            )
+        super().__init__(*args, **kwargs)
+        self.penalty = penalty
+        trainer: Any = self
+        trainer.add_callback(SaveState(penalty))
+        check_accumulation(penalty, trainer.args.gradient_accumulation_steps)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The Trainer's loss, or its loss and outputs, with the penalty in training steps."""
+        compute = super().compute_loss  # type: ignore[misc]
+        # The Trainer takes the labels out of the inputs, and the closure runs more than once.
+        return self.penalty(lambda: compute(model, dict(inputs), *args, **kwargs))
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """With the penalty's values, wherever the training loss is logged."""
+        if "loss" in logs:
+            logs = {**logs, **log_values(self.penalty)}
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train, from a checkpoint with the penalty's state in it."""
+        folder: Any = resume_from_checkpoint
+        if resume_from_checkpoint is True:
+            trainer: Any = self
+            folder = get_last_checkpoint(trainer.args.output_dir)
+        if folder:
+            self._resume(Path(folder) / STATE)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _resume(self, path: Path) -> None:
+        if path.exists():
+            self.penalty.load_state_dict(torch.load(path, weights_only=True))
+        else:
+            warn(
+                f"seht: {path} is missing, so that the penalty starts at its step 0, warm-up "
+                "included; was the checkpoint written without a penalty?"
+            )
+
+
+class SehtTrainer(SehtMixin, Trainer):
+    """``transformers.Trainer`` with a penalty: the same arguments, and ``penalty=``."""

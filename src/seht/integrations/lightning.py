@@ -1,0 +1,77 @@
+"""Lightning's ``Trainer``: a callback that logs the penalty and keeps its state in checkpoints.
+
+.. code-block:: python
+
+    class Model(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = ...
+            self.penalty = seht.HessianTrace(self.net, weight=1e-3, curvature="ggn", warmup=500)
+
+        def training_step(self, batch):
+            x, y = batch
+            return self.penalty(lambda: F.cross_entropy(self.net(x), y))
+
+    trainer = L.Trainer(callbacks=[SehtCallback()])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from seht.integrations import check_accumulation, log_values
+from seht.penalty import HessianTrace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback
+else:
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ModuleNotFoundError:  # the same code under its older name
+        from pytorch_lightning.callbacks import Callback
+
+
+class SehtCallback(Callback):
+    """Logs the penalty after each batch and saves its state, so that a resumed run goes on.
+
+    Args:
+        attribute: where the LightningModule holds its :class:`seht.HessianTrace`.
+        prefix: of the names in the logger.
+    """
+
+    def __init__(self, attribute: str = "penalty", prefix: str = "seht/") -> None:
+        self.attribute, self.prefix = attribute, prefix
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for the penalty before the first batch."""
+        check_accumulation(self._penalty(pl_module), trainer.accumulate_grad_batches)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Hand the values to the module's logger, which takes every ``log_every_n_steps``-th."""
+        pl_module.log_dict(log_values(self._penalty(pl_module), self.prefix))
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the penalty's state."""
+        checkpoint[f"seht.{self.attribute}"] = self._penalty(pl_module).state_dict()
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take the penalty's state over, where the checkpoint has one."""
+        if f"seht.{self.attribute}" in checkpoint:
+            self._penalty(pl_module).load_state_dict(checkpoint[f"seht.{self.attribute}"])
+
+    def _penalty(self, module: LightningModule) -> HessianTrace:
+        found = getattr(module, self.attribute, None)
+        if not isinstance(found, HessianTrace):
+            raise TypeError(
+                f"SehtCallback looks for a seht.HessianTrace in {type(module).__name__}."
+                f"{self.attribute}, which is {found!r}; make one in __init__ or pass "
+                "SehtCallback(attribute=...)"
+            )
+        return found

@@ -1,0 +1,121 @@
+"""Lightning's Trainer with the callback: the weights of a loop by hand, logged and resumed."""
+
+import copy
+
+import pytest
+import runs
+import torch
+import torch.nn.functional as F
+
+import seht
+
+L = pytest.importorskip("lightning")
+from lightning.pytorch.loggers.logger import Logger  # noqa: E402
+
+from seht.integrations.lightning import SehtCallback  # noqa: E402
+
+
+class Module(L.LightningModule):
+    def __init__(self, **options):
+        super().__init__()
+        self.net = runs.network()
+        self.penalty = seht.HessianTrace(self.net, **{**runs.OPTIONS, **options})
+        self.records, self.evaluated = [], 0
+
+    def loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def training_step(self, batch):
+        loss = self.penalty(lambda: self.loss(batch))
+        self.records.append(self.penalty.last)
+        return loss
+
+    def validation_step(self, batch):
+        assert not torch.is_grad_enabled()
+        before = self.penalty.state_dict()
+        # A step that is shared with training may call the penalty here: it is the plain closure.
+        self.log("val", self.penalty(lambda: self.loss(batch)))
+        assert self.penalty.state_dict() == before
+        self.evaluated += torch.is_inference_mode_enabled()
+
+    def configure_optimizers(self):
+        return runs.optimizer_of(self)
+
+
+class Memory(Logger):
+    """Keeps what it is given."""
+
+    name = version = "memory"
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append(metrics)
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+def trainer_of(tmp_path, **options):
+    options = {"max_epochs": runs.EPOCHS, "logger": False, **options}
+    return L.Trainer(
+        accelerator="cpu", callbacks=[SehtCallback()], gradient_clip_val=runs.CLIP,
+        accumulate_grad_batches=runs.ACCUMULATE, default_root_dir=tmp_path, log_every_n_steps=1,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("curvature", ["hessian", pytest.param("ggn", marks=pytest.mark.slow)])
+@pytest.mark.supports("Lightning Trainer", section="frameworks", engine="difference")
+def test_as_by_hand(tmp_path, curvature):
+    truth, records = runs.by_hand(curvature=curvature)
+    model, logger = Module(curvature=curvature), Memory()
+    trainer = trainer_of(tmp_path, logger=logger)
+    trainer.fit(model, runs.loader(), runs.loader())
+    runs.assert_same(model.net.state_dict(), truth)
+    assert model.records == records
+    trainer.validate(model, runs.loader(), verbose=False)  # in inference mode, which fit is not
+    assert model.evaluated
+    logged = [row["seht/trace"] for row in logger.rows if "seht/trace" in row]
+    assert logged == pytest.approx(
+        [r.trace for r in records[1 :: runs.ACCUMULATE] if r.trace is not None]
+    )
+    assert {"seht/loss", "seht/penalty", "seht/share", "seht/weight"} <= logger.rows[0].keys()
+
+
+@pytest.mark.supports("Lightning Trainer, resumed", section="frameworks", engine="difference")
+def test_resumed(tmp_path):
+    """In the middle of warm-up and of the engine's own adaptation."""
+    options = {"estimator": "seht-d", "prob": 0.5, "layer_prob": 0.7}
+    truth, records = runs.by_hand(**options)
+    first = trainer_of(tmp_path, max_epochs=1)
+    first.fit(Module(**options), runs.loader())
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    second, model = trainer_of(tmp_path), Module(**options)
+    second.fit(model, runs.loader(), ckpt_path=tmp_path / "half.ckpt")
+    runs.assert_same(model.net.state_dict(), truth)
+    assert model.records == records[len(records) // runs.EPOCHS :]
+
+
+def test_a_checkpoint_without_a_penalty(tmp_path):
+    """A run may begin without one."""
+    model = Module()
+    before = copy.deepcopy(model.penalty.state_dict())
+    SehtCallback().on_load_checkpoint(trainer_of(tmp_path), model, {})
+    assert model.penalty.state_dict() == before
+
+
+def test_a_module_without_a_penalty(tmp_path):
+    model = Module()
+    model.penalty = None
+    with pytest.raises(TypeError, match=r"Module\.penalty, which is None; make one in __init__"):
+        trainer_of(tmp_path).fit(model, runs.loader())
+
+
+def test_accumulation_that_differs(tmp_path):
+    with pytest.warns(seht.PenaltyWarning, match="accumulate=2"):
+        trainer_of(tmp_path, fast_dev_run=1).fit(Module(accumulate=1), runs.loader())

@@ -1,6 +1,7 @@
 """Settings every test shares: one thread, fixed seeds, and how hard hypothesis tries."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -21,6 +22,14 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _interactive():
+    # A process in the background of a shell ignores Ctrl-C, and so would the tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_modifyitems(items):

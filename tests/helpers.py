@@ -36,6 +36,15 @@ def gradient(model):
     return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
 
 
+def records(penalty, closure, calls):
+    """What the penalty notes on each of so many steps."""
+    out = []
+    for _ in range(calls):
+        penalty(closure)
+        out.append(penalty.last)
+    return out
+
+
 class Snapshot:
     """Weights, buffers, gradients and random state of a moment."""
 

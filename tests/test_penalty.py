@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import batch, closure_of, every_engine, gradient, network
+from helpers import batch, closure_of, every_engine, gradient, network, records
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -13,14 +13,6 @@ from torch import nn
 import seht
 
 WEIGHT = 0.01
-
-
-def records(penalty, closure, calls):
-    out = []
-    for _ in range(calls):
-        penalty(closure)
-        out.append(penalty.last)
-    return out
 
 
 def flat_gradient(scalar, model):

@@ -2,20 +2,12 @@
 
 import pytest
 import torch
-from helpers import closure_of, every_engine, network
+from helpers import closure_of, every_engine, network, records
 from torch import nn
 
 import seht
 
 WEIGHT = 0.01
-
-
-def records(penalty, closure, calls):
-    out = []
-    for _ in range(calls):
-        penalty(closure)
-        out.append(penalty.last)
-    return out
 
 
 @every_engine

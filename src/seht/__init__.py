@@ -5,11 +5,11 @@
 """
 
 from seht.check import CheckReport, check
-from seht.engines.axes import ExampleError
 from seht.engines.boundary import boundary
 from seht.engines.kinks import register_kink
+from seht.engines.kinks.rules import KinkError
+from seht.engines.persample.errors import ExampleError
 from seht.engines.replay import replaying
-from seht.engines.rules import KinkError
 from seht.engines.witness import UnrepeatableError
 from seht.estimators import Estimator, SehtD, SehtH, SehtS
 from seht.functional import exact_trace, hessian_trace, loss_and_trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from seht.engines.autograd import refuse_per_sample
 from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.shards import refuse_sharded
+from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
 
@@ -55,7 +57,8 @@ def hessian_trace(
     )
     if task is None:
         return _zero(model)
-    return worker.estimate(task).trace
+    with Detour.local():
+        return worker.estimate(task).trace
 
 
 def loss_and_trace(
@@ -80,15 +83,17 @@ def loss_and_trace(
     worker, task = _prepare(
         model, closure, estimator, engine, curvature, params, boundary, seed, options
     )
-    if task is None:
-        output = closure()
-        estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
-    else:
-        estimate = worker.estimate(task)
-        estimate.commit()
-    _, aux, has_aux = split(estimate.output)
-    pair = (estimate.loss, estimate.trace)
-    return (*pair, aux) if has_aux else pair
+    with Detour(wrappers_in(model)) as detour:
+        if task is None:
+            output = closure()
+            estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
+        else:
+            detour.penalise()
+            estimate = worker.estimate(replace(task, closure=detour.checked(closure)))
+            estimate.commit()
+        _, aux, has_aux = split(estimate.output)
+        pair = (estimate.loss, estimate.trace)
+        return detour.finish((*pair, aux) if has_aux else pair)
 
 
 def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec = None) -> Tensor:
@@ -154,7 +159,7 @@ def make_task(
     items = list(chosen.tensors.items())
     weights = dict(items[i] for i in indices)
     return Task(
-        model,
+        unwrapped(model),
         closure,
         weights,
         tuple(indices),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, functional, probes
+from seht.distributed import Ranks
 from seht.engines import make_engine
 from seht.engines.base import Closure, Estimate, Task, check_loss, split
 from seht.engines.sharded import refuse_forms
@@ -119,6 +120,7 @@ class HessianTrace:
         self.guard = Guard()
         self._engine = make_engine(engine, engine_options)
         functional.check_pair(self._engine, self.estimator)
+        self._ranks = Ranks()
         self._calls = 0
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
@@ -155,6 +157,7 @@ class HessianTrace:
         total, aux, has_aux = split(output)
         loss = self._lean_loss if self._lean_loss is not None else total.detach()
         self._lean_loss = None
+        total = self._ranks.told(total, self.model)
         (total if scaler is None else scaler.scale(total)).backward()
         return (loss, aux) if has_aux else loss
 
@@ -174,26 +177,34 @@ class HessianTrace:
         base = self._base_weight(step)
         weight = weight_in_force(base, step, every=self.every, warmup=self.warmup, ramp=self.ramp)
         task = None
+        self._ranks.look(self.model)
+        detour = self._ranks.detour(lean=lean)
         if weight > 0:
+            self.seed = self._ranks.share(self.seed, self._calls)
             task = functional.make_task(
                 self.model,
-                closure if on is None else on,
+                detour.checked(closure if on is None else on),
                 probes.choose(self.model, self.params),
                 self.estimator,
-                probes.call_seed(self.seed, step, call),
+                probes.call_seed(self.seed, step, self._ranks.number(call)),
                 curvature=self.curvature,
                 boundary=self.boundary,
                 weight=weight,
                 limit=self.limit,
                 skip=self.on_nonfinite == "skip",
             )
-        if task is None:
-            output = self._plain(closure, step, look=base > 0, shards=shards)
-        elif on is None:
-            estimate = self._engine.estimate(task, lean=lean, watch=True)
-            output = self._penalise(task, estimate, step)
-        else:
-            output = self._penalise(task, self._elsewhere(task, closure, lean), step)
+        with detour:
+            if task is None:
+                output = self._plain(closure, step, look=base > 0, shards=shards)
+            else:
+                detour.penalise()
+                if on is None:
+                    estimate = self._engine.estimate(task, lean=lean, watch=True)
+                else:
+                    estimate = self._elsewhere(task, closure, lean)
+                output = self._penalise(task, estimate, step)
+            output = detour.finish(output)
+        self._ranks.meet(detour.called, self.model)
         self._calls += 1
         return output
 
@@ -258,6 +269,7 @@ class HessianTrace:
         seen = [estimate.loss, estimate.trace, factor, *estimate.look]
         # The one look at values on the host in a step.
         loss, trace, used, *rest = torch.stack([v.detach().double() for v in seen]).tolist()
+        self._ranks.check_finite(loss, trace, step, raising=self.on_nonfinite == "raise")
         check_finite_loss(loss)
         penalty, total = 0.0, estimate.total
         if math.isfinite(trace):
@@ -331,6 +343,7 @@ class HessianTrace:
         check_count("calls", state["calls"], 0)
         seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
         self._calls, self.seed, self.guard = state["calls"], seed, guard
+        self._ranks.reset()
         self._warned_nonfinite = bool(state.get("warned_nonfinite", False))
         if state.get("engine"):
             self._engine.load_state(state["engine"])

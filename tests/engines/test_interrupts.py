@@ -17,14 +17,6 @@ import seht
 CASES = [(form, curvature) for form in FORMS for curvature in ("hessian", "ggn")]
 
 
-@pytest.fixture(autouse=True)
-def _interactive():
-    # A process in the background of a shell ignores Ctrl-C, and so would the tests.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 class Keyboard:
     """Presses Ctrl-C at given events of the profiler: calls and returns, Python's and C's."""
 

@@ -278,6 +278,14 @@ def test_a_tiny_run(tmp_path, capsys):
     assert found["plain_seconds"] > 0
     assert data["machine"]["threads"] == 1
 
+    # Joined, it is not measured again: the same table, and nothing on standard error.
+    assert main(["bench", "--model", "mlp", "--join", files["out.json"]]) == 0
+    joined = capsys.readouterr()
+    assert not joined.err
+    assert [line for line in text.splitlines() if line.startswith("| ")] == [
+        line for line in joined.out.splitlines() if line.startswith("| ")
+    ]
+
 
 def test_memory_of_a_row_that_fails_is_said(capfd):
     memory.main(["mlp", "tiny", "nonsense", "--threads=1"])  # in a process of its own
@@ -292,6 +300,9 @@ def test_memory_of_a_row_that_fails_is_said(capfd):
         (["--model", "resnet"], "did you mean 'resnet18'"),
         (["--repeats", "0"], "at least 1"),
         (["--out", "no/such/place/RESULTS.md"], "no such directory"),
+        (["--join", "no-such-file.json"], "cannot join 'no-such-file.json'"),
+        (["--join", __file__], "that `seht bench --json` wrote"),
+        (["measure", "--join", "earlier.json"], "has no --join"),
     ],
 )
 def test_mistakes_are_found_at_once(arguments, message, capsys):

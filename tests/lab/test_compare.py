@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from small import FEW, digits, options, outcome, start, timeless
@@ -163,6 +164,27 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
     assert costs["none"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
     for cost in costs.values():
         assert 0 < cost["low"] <= cost["ratio"] <= cost["high"]
+
+
+def test_failed_runs_are_run_again_when_asked(tmp_path):
+    """What made it fail is gone, so the same trial is done now; what was done stays."""
+    recipe, out = digits(epochs="2"), tmp_path / "c"
+    comparison = Comparison(recipe, entries(recipe, "none", "mixup"), (0,), out)
+    compare(comparison, costs=False, say=quiet)
+    expected = outcome(out)
+    file = out / "runs" / "mixup" / "seed-0" / "result.json"
+    failed = {**json.loads(file.read_text()), "status": "failed", "reason": "out of memory"}
+    file.write_text(json.dumps({**failed, "metrics": {}}))
+    said = []
+    compare(comparison, costs=False, say=said.append)
+    assert said == ["2 of 2 runs are done already"]
+    table = (out / "table.md").read_text()
+    assert "failed: out of memory; `seht compare --retry` runs it again" in table
+    other = (out / "runs" / "none" / "seed-0" / "result.json").stat().st_mtime_ns
+    compare(replace(comparison, retry=True), costs=False, say=said.append)
+    assert "1 of 2 runs are done already" in said and said[-1].startswith("[2/2] mixup, seed 0")
+    assert outcome(out) == expected
+    assert (out / "runs" / "none" / "seed-0" / "result.json").stat().st_mtime_ns == other
 
 
 def test_done_runs_are_skipped_and_new_ones_added(tmp_path):

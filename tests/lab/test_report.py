@@ -163,6 +163,25 @@ def test_eigenvalues_appear_when_they_are_there(made, tmp_path, eigenvalues, sta
     assert "largest eigenvalue" in markdown(table) and "section 3.4" in markdown(table)
 
 
+def test_eigenvalues_that_were_not_found_are_bounds(tmp_path):
+    ends = {"largest": 35.2, "largest_residual": 1e-5, "smallest": -0.7, "smallest_residual": 0.2}
+    stability = {"verdict": "unstable", "equilibrium": True}
+    more = {"eigenvalues": {**ends, "converged": False}, "stability": stability}
+    comparisons.comparison(tmp_path, ["weight-decay", "sam"], seeds=2, more=more)
+    found = comparisons.folder(tmp_path, "weight-decay", 0) / "result.json"
+    other = json.loads(found.read_text())
+    other["eigenvalues"]["converged"] = True
+    other["stability"]["equilibrium"] = False
+    comparisons.write_json(found, other)
+    lines = {line.split("`")[1]: line for line in markdown(build(load(tmp_path))).splitlines()
+             if line.startswith("| `")}  # fmt: skip
+    assert "| 35.2 | ≤ −0.700 | unstable (at an equilibrium) |" in lines["sam"]
+    assert "| ≤ −0.700 | unstable (at an equilibrium: 1 of 2) |" in lines["weight-decay"]
+    assert "--spectrum allows more" in markdown(build(load(tmp_path)))
+    row = table_of(tmp_path)["sam"]
+    assert row["eigenvalue_bounds"] == "smallest" and row["equilibria"] == "2"
+
+
 def test_the_methods_of_this_library_come_last(tmp_path):
     comparisons.comparison(tmp_path, ["weight-decay", "seht-h", "mixup"], seeds=1)
     table = build(load(tmp_path))

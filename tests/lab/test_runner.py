@@ -140,6 +140,9 @@ def test_a_diverged_run_is_a_result_with_a_reason(tmp_path):
     assert "loss is" in result.reason and "epoch 1" in result.reason
     assert json.loads((tmp_path / "result.json").read_text())["reason"] == result.reason
     assert runner.train(recipe, "none", 0, tmp_path) == result
+    before = (tmp_path / "result.json").stat().st_mtime_ns
+    assert runner.train(recipe, "none", 0, tmp_path, retry=True).reason == result.reason
+    assert (tmp_path / "result.json").stat().st_mtime_ns > before
     penalised = runner.train(recipe, "seht-h(warmup=0)", 0, tmp_path / "seht")
     assert penalised.status == "failed" and "NonFiniteError" in penalised.reason
 

@@ -72,6 +72,36 @@ def test_what_does_not_converge_is_told():
     assert not found.converged and found.products <= 60
 
 
+def test_one_space_for_both_ends():
+    """In fewer products than ARPACK, which looks first and builds a space for each end."""
+    model, batch = big(), data()
+    exact = torch.linalg.eigvalsh(exact_hessian(model, batch))
+    options = {"largest": 2, "smallest": 2, "tol": 1e-6}
+    found = measure.eigenvalues(model, loss_fn, batch, solver="lanczos", **options)
+    assert found.converged
+    assert found.largest == pytest.approx(exact.flip(0)[:2].tolist(), abs=1e-8)
+    assert found.smallest == pytest.approx(exact[:2].tolist(), abs=1e-8)
+    assert max(*found.largest_residuals, *found.smallest_residuals) < 1e-6
+    assert found.products < measure.eigenvalues(model, loss_fn, batch, **options).products
+    with pytest.raises(ValueError, match="did you mean 'lanczos'"):
+        measure.eigenvalues(model, loss_fn, batch, solver="lanczso")
+
+
+@pytest.mark.parametrize("products", [1, 3, 6])
+def test_a_search_that_gives_up_has_bounds(products):
+    model, batch = big(nn.Tanh), data()
+    exact = torch.linalg.eigvalsh(exact_hessian(model, batch))
+    found = measure.eigenvalues(
+        model, loss_fn, batch, solver="lanczos", largest=1, smallest=1, max_products=products
+    )
+    assert not found.converged and found.products == products + 2
+    assert exact[0] < found.smallest[0] <= found.largest[0] < exact[-1]
+    # However bad the vector, the residual says how near an eigenvalue is.
+    for value, residual in ((found.largest[0], found.largest_residuals[0]),
+                            (found.smallest[0], found.smallest_residuals[0])):  # fmt: skip
+        assert (exact - value).abs().min() <= residual
+
+
 def test_products_without_second_derivatives():
     """A custom Function without a double backward, of which autograd.grad silently makes 0."""
     model, batch = big(nn.Tanh), data()
@@ -172,6 +202,23 @@ def test_verdicts(curvatures, verdict):
     low, high = found.largest_rate_interval
     assert low <= 0.5 <= high
     assert sorted(found.jacobian) == pytest.approx(sorted(-c for c in curvatures))
+
+
+def test_a_negative_bound_is_enough_for_a_verdict():
+    torch.manual_seed(0)
+    curvatures = torch.linspace(-1, 4, 200).tolist()
+    found = measure.stability(
+        Bowl(curvatures, 1e-6), lambda m, x: m(x), torch.zeros(2, 1), largest=1, smallest=1,
+        solver="lanczos", max_products=6,
+    )  # fmt: skip
+    assert not found.eigenvalues.converged and -1 < found.eigenvalues.smallest[0] < 0
+    assert found.verdict == "unstable"
+    above = [c + 1 for c in curvatures]
+    found = measure.stability(
+        Bowl(above, 1e-6), lambda m, x: m(x), torch.zeros(2, 1), largest=1, smallest=1,
+        solver="lanczos", max_products=6,
+    )  # fmt: skip
+    assert found.verdict == "undecided"
 
 
 def test_equilibrium():

@@ -44,6 +44,14 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
     parser.add_argument("--plot", metavar="FILE", help="plot cost against variance (.png, .svg)")
     parser.add_argument("--out", metavar="FILE", help="write the Markdown there, too")
+    parser.add_argument(
+        "--join",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file of an earlier --json: its models go into the report and are not measured "
+        "again (may be repeated)",
+    )
     parser.set_defaults(run=run_bench)
 
 
@@ -52,6 +60,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     if arguments.what == "measure":
         return _bench_measure(arguments)
     from seht.lab.bench.command import Command
+    from seht.lab.records import RunError
 
     try:
         command = Command(
@@ -61,18 +70,23 @@ def run_bench(arguments: argparse.Namespace) -> int:
             arguments.json,
             arguments.plot,
             arguments.out,
+            arguments.join,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    command.run()
+    try:
+        command.run()
+    except RunError as error:
+        raise UsageError(str(error)) from error
     return 0
 
 
 def _bench_measure(arguments: argparse.Namespace) -> int:
     from seht.lab.bench.measuring.command import Command
 
-    if arguments.plot is not None:
-        raise UsageError("seht bench measure has no plot; leave --plot out")
+    for option in ("plot", "join"):
+        if getattr(arguments, option):
+            raise UsageError(f"seht bench measure has no --{option}; leave it out")
     try:
         Command(
             arguments.model,

@@ -39,6 +39,7 @@ from seht.engines.base import (
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.parallel import refuse_parallel
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import find as find_shards
 from seht.safe_ops import safe_ops
@@ -61,6 +62,7 @@ class AutogradEngine:
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_scripted(task.model, self.name)
+        refuse_parallel(task.model)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
         if find_shards(task.model) is not None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Task
+from seht.engines.dropping import Dropped
 from seht.engines.prefix import shares_memory
-from seht.engines.rules import Dropped
 from seht.probes import clean_name
 
 _active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)

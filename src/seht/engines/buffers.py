@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from seht.engines.parallel import refuse_parallel
+
 
 @dataclass
 class _Loan:
@@ -73,6 +75,7 @@ class BorrowedBuffers:
     def _meet(self, module: nn.Module, inputs: object) -> None:
         # The hook is for all threads, and another one may train a model of its own.
         if id(module) not in self._known and threading.get_ident() == self._thread:
+            refuse_parallel(module)
             self.others.append(module)
             self._adopt(module)
 

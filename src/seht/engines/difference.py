@@ -9,7 +9,7 @@ With :math:`w_\pm = w \pm e\sigma`,
 
 both with an error of order :math:`e^2`: three plain steps, and nothing but first derivatives,
 which every operator has right. The centre pass records each decision and the perturbed passes
-replay it (``replay.py``, ``rules.py``, ``kinks.py``); without that the difference of a ReLU network
+replay it (``replay.py``, ``kinks/``); without that the difference of a ReLU network
 is another object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
 
 Two forms. *Scalar*: the centre's graph waits for the user's ``backward()``. *Lean*: every pass is
@@ -28,13 +28,15 @@ from torch import Tensor
 from seht.engines.base import Directions, Estimate, Task, check_loss, refuse_scripted, split
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
+from seht.engines.gradients import Gradient, add, left_out, times
 from seht.engines.graph import Stored
-from seht.engines.passes import Gradient, Passes, add, left_out, times
+from seht.engines.parallel import refuse_parallel
+from seht.engines.passes import Passes
+from seht.engines.persample.memory import Memory
 from seht.engines.sharded import ShardedPasses, refuse_forms
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
-from seht.engines.tracking import Memory
 from seht.estimators import unknown
 
 
@@ -59,6 +61,7 @@ class DifferenceEngine:
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
         refuse_scripted(task.model, self.name)
+        refuse_parallel(task.model)
         free = self.kinks == "free"
         if free and task.curvature != "hessian":
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")

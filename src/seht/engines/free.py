@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.gradients import Gradient, add, times
 from seht.engines.graph import handed_out, leaves_of, mark, quiet, refuse_older
 from seht.engines.mode import Generators
-from seht.engines.passes import Gradient, add, times
 from seht.engines.replay import extra_run
 from seht.engines.state import RandomState, Weights
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from seht.engines.base import Directions, Estimate, check_loss, split
 from seht.engines.curved import Curvature, OutputCurvature
+from seht.engines.gradients import Gradient, add, left_out, times
 from seht.engines.graph import Stored, leaves_of
-from seht.engines.passes import Gradient, Passes, add, left_out, times
+from seht.engines.passes import Passes
 
 
 def gauss_newton(

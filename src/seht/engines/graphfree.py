@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.engines.base import Closure, Directions, Task, refuse_scripted
 from seht.engines.curved import Curvature
+from seht.engines.dropping import dropping
 from seht.engines.graph import leaves_of
 from seht.engines.passes import Passes
-from seht.engines.rules import dropping
+from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
-from seht.engines.tracking import Memory
 from seht.estimators import Estimator, SehtS
 
 KAPPA = {

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
-from seht.engines.axes import COMPILED, ExampleError
 from seht.engines.kinks import DETACH, KINKS, RANDOM
-from seht.engines.rules import Rule
+from seht.engines.kinks.rules import Rule
+from seht.engines.persample.errors import COMPILED, ExampleError
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
 

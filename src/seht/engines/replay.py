@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE
+from seht.engines.kinks.rules import KinkError, depends, first
 from seht.engines.mode import Generators, Mode, checkpointed, idle
+from seht.engines.persample.signs import Signs
+from seht.engines.persample.tracking import Tracker
 from seht.engines.prefix import (
     Prefix,
     StandIns,
@@ -29,10 +32,7 @@ from seht.engines.prefix import (
     tensors,
     version,
 )
-from seht.engines.rules import KinkError, depends, first
-from seht.engines.signs import Signs
 from seht.engines.state import RandomState
-from seht.engines.tracking import Tracker
 from seht.engines.witness import name, unrepeatable
 
 __all__ = ["Prefix", "Recorder", "Replayer", "extra_run", "replaying"]
@@ -46,6 +46,11 @@ _asked: ContextVar[int] = ContextVar("seht_asked", default=0)
 def replaying() -> bool:
     """True in the extra runs of a closure: skip prints and metrics there."""
     _asked.set(_asked.get() + 1)  # a closure that asks may leave something out
+    return _replaying.get()
+
+
+def in_extra_run() -> bool:
+    """The same for ourselves: asking does not count."""
     return _replaying.get()
 
 

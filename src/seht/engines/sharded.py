@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from seht.engines.base import Directions, Task, report_unused
+from seht.engines.gradients import Gradient, dense, stride_of
 from seht.engines.graph import Take, handed_out, leaves_of, refuse_older
-from seht.engines.passes import Gradient, Passes, dense, stride_of
+from seht.engines.passes import Passes
 from seht.engines.shards import Shards, is_dtensor, local, place
 from seht.engines.state import Weights
 

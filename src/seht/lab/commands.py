@@ -110,6 +110,7 @@ def _shared(parser: Any, default: str) -> None:
         metavar="SECONDS",
         help="between two checkpoints (default: 30)",
     )
+    parser.add_argument("--retry", action="store_true", help="run again what has failed")
     parser.add_argument(
         "-h", "--help", action=_Help, nargs=0, help="this, and the recipe's fields if it is named"
     )
@@ -197,6 +198,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         watch=progress.make(f"{spec.text}, seed {arguments.seed}"),
         save_every=arguments.save_every,
+        retry=arguments.retry,
     )
     if not result.done:
         print(f"failed: {result.reason}")
@@ -236,6 +238,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
             arguments.data_dir,
             arguments.device,
             arguments.save_every,
+            arguments.retry,
         ),
         grid=grid,
         grid_seeds=arguments.grid_seeds,

@@ -53,6 +53,8 @@ class Comparison:
     data_dir: str | None = None
     device: str = "auto"
     save_every: float = SAVE_EVERY
+    retry: bool = False
+    """Run again what has failed."""
 
     def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
         """One run of it; those that must not see the test set are kept apart."""
@@ -66,6 +68,7 @@ class Comparison:
             self.data_dir,
             self.device,
             self.save_every,
+            self.retry,
         )
 
     def trials(self) -> list[Trial]:
@@ -74,10 +77,10 @@ class Comparison:
 
     def claim(self) -> None:
         """Make the directory this comparison's, or see that its recipe is the one there."""
-        from seht.lab.recipes import to_dict
+        from seht.lab.recipes import identity
 
         path = self.out / "comparison.json"
-        recipe = plain(to_dict(self.recipe))
+        recipe = plain(identity(self.recipe))
         there = read_json(path)
         if there is not None:
             other = difference({"recipe": recipe}, there)

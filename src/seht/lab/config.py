@@ -101,6 +101,8 @@ class Recipe:
     """Part of the recipe: another number of threads gives other rounding, so another run."""
     precision: str = "32-true"
     """Lightning Fabric's name for it."""
+    spectrum: int = 40
+    """Hessian-vector products that the eigenvalues at the end may take; 0: none are measured."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options of methods in this experiment, by the method's name; what a user gives goes first."""
     paper: str | None = None

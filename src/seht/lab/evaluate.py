@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Iterable
@@ -53,6 +54,12 @@ def forward(model: nn.Module, batch: Batch, hidden: Any = None) -> tuple[Tensor,
         return model(batch.x), None
     logits, hidden = model(batch.x, hidden)
     return logits.flatten(0, 1), detached(hidden)
+
+
+def in_float(model: nn.Module) -> nn.Module:
+    """The model, or a copy in float32: second derivatives drown in half precision's rounding."""
+    low = any(w.dtype in (torch.float16, torch.bfloat16) for w in model.parameters())
+    return copy.deepcopy(model).float() if low else model
 
 
 def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str, Any]:

@@ -22,7 +22,10 @@ from seht.lab.config import Recipe
 from seht.lab.schedule import SCHEDULES
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
-_OURS = {"threads", "precision", "eval_batch", "data.validation"}
+_OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum"}
+# Added after runs had been recorded: at its default a field is no part of what a run is, so that
+# those of before go on.
+_LATER = ("spectrum",)
 _FIXED = ("name", "paper", "settings")  # settings are fields below, one for each option
 
 
@@ -89,6 +92,17 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as records of any version say it: without newer fields that have their default."""
+    values = to_dict(recipe)
+    defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _LATER or value != defaults[name]
+    }
+
+
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """A recipe from plain values; what makes no sense is a :class:`ValueError` in one line."""
     recipe = _made(Recipe, values, "")
@@ -109,6 +123,7 @@ def check(recipe: Recipe) -> None:
         "epochs": (recipe.epochs, 1),
         "eval_batch": (recipe.eval_batch, 1),
         "threads": (recipe.threads, 1),
+        "spectrum": (recipe.spectrum, 0),
         "data.size": (data.size, 1),
         "data.validation": (data.validation, 0),
         "data.crop": (data.crop, 0),

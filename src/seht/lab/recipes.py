@@ -15,9 +15,19 @@ from typing import Any
 
 from seht.estimators import unknown
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
-from seht.lab.fields import Field, check, fields, from_dict, override, to_dict
+from seht.lab.fields import Field, check, fields, from_dict, identity, override, to_dict
 
-__all__ = ["RECIPES", "Field", "check", "fields", "from_dict", "override", "recipe", "to_dict"]
+__all__ = [
+    "RECIPES",
+    "Field",
+    "check",
+    "fields",
+    "from_dict",
+    "identity",
+    "override",
+    "recipe",
+    "to_dict",
+]
 
 VALIDATION = 5000  # of the 50,000 CIFAR training images: nothing is ever chosen on the test set
 

@@ -111,6 +111,11 @@ class Result:
     """Of the training loss: ``estimate``, ``stderr``, ``probes``."""
     weight_norm: float | None = None
     train_loss: float | None = None
+    eigenvalues: dict[str, Any] | None = None
+    """Of the training loss's Hessian, ``largest`` and ``smallest``, each with its residual; bounds
+    where ``converged`` is false."""
+    stability: dict[str, Any] | None = None
+    """Of gradient flow at the end: ``verdict``, whether it is an ``equilibrium``, or a reason."""
 
     @property
     def done(self) -> bool:
@@ -151,12 +156,21 @@ class Record:
         if found is None:
             return None
         try:
-            return Result(**{field.name: found[field.name] for field in fields(Result)})
-        except (KeyError, TypeError) as error:
+            # What came later than the record is missing there, and has a default.
+            known = [field.name for field in fields(Result) if field.name in found]
+            return Result(**{name: found[name] for name in known})
+        except TypeError as error:
             raise RunError(
-                f"{path} is no result of this version of seht ({error} is missing); remove it, and "
-                "the same command makes it again"
+                f"{path} is no result of this version of seht ({error}); remove it, and the same "
+                "command makes it again"
             ) from error
+
+    def forget(self) -> None:
+        """Make a run that has ended one that has not begun."""
+        with writing(self.directory):
+            for file in (self.checkpoint, self.model, self.directory / "metrics.csv"):
+                file.unlink(missing_ok=True)
+            (self.directory / "result.json").unlink(missing_ok=True)  # last: until then it is over
 
     def metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """All rows anew: those of epochs that a resumed run repeats are replaced."""

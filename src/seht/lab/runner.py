@@ -14,12 +14,13 @@ from typing import Any
 
 from seht.lab import checkpoint
 from seht.lab.config import Recipe
-from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness
+from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.progress import Silence, Watch
 from seht.lab.records import Record, Result, RunError, fingerprint, plain, write
 from seht.lab.schedule import rate
+from seht.lab.spectrum import EXAMPLES, spectrum
 from seht.lab.training import Training, repeatable
 from seht.lab.trials import SAVE_EVERY
 
@@ -43,6 +44,7 @@ def train(
     watch: Watch | None = None,
     save_every: float = SAVE_EVERY,
     patience: float = 0.0,
+    retry: bool = False,
 ) -> Result:
     """Train one method with one seed in the directory ``out``, or go on where it was left.
 
@@ -62,6 +64,7 @@ def train(
         watch: is told how the run goes.
         save_every: seconds between checkpoints.
         patience: seconds to wait for another process to leave the directory.
+        retry: run again what has failed.
     """
     from seht.lab.methods.parse import parse
 
@@ -72,7 +75,9 @@ def train(
     config = describe(recipe, name, seed, test)
     with alone(record.directory, patience):
         if record.check(config) and (result := record.result()) is not None:
-            return result
+            if result.done or not retry:
+                return result
+            record.forget()
         run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
         with repeatable(recipe.threads):
             try:
@@ -92,9 +97,9 @@ def train(
 
 def describe(recipe: Recipe, method: str, seed: int, test: bool = True) -> dict[str, Any]:
     """What makes a run this run."""
-    from seht.lab.recipes import to_dict
+    from seht.lab.recipes import identity
 
-    return plain({"recipe": to_dict(recipe), "method": method, "seed": seed, "test": test})
+    return plain({"recipe": identity(recipe), "method": method, "seed": seed, "test": test})
 
 
 class _Run:
@@ -196,8 +201,12 @@ class _Run:
 
     def finish(self, training: Training) -> Result:
         """The last weights' figures and the best weights'; the one time the test set is read."""
+        model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
-        found = flatness(training.model, batches, self.seed)
+        found = flatness(model, batches, self.seed)
+        if self.test:  # a search looks at the validation split alone
+            batches = training.data.eval_batches("train", EXAMPLES)
+            found |= spectrum(model, batches, self.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
         metrics = {"last": self.figures(training, self.rows[-1])}
         best = metrics["last"]

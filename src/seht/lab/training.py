@@ -62,7 +62,7 @@ class Training:
         self.fabric = Fabric(accelerator=device, devices=1, precision=self.recipe.precision)
         self.data = data.load(self.recipe, seed, data_dir=data_dir, device=str(self.fabric.device))
         torch.manual_seed(mix(seed, 0))
-        bare = models.build(self.recipe.model, self.data)
+        self.bare = bare = models.build(self.recipe.model, self.data)
         self.model = self.fabric.setup_module(bare)
         self.method.setup(
             Run(self.recipe, bare, self.data.classes, self.data.steps_per_epoch, seed)

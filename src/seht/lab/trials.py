@@ -36,6 +36,8 @@ class Trial:
     data_dir: str | None = None
     device: str = "auto"
     save_every: float = SAVE_EVERY
+    retry: bool = False
+    """Whether it is run again where it has failed."""
 
     @property
     def name(self) -> str:
@@ -43,7 +45,7 @@ class Trial:
         return f"{self.label or self.method}, seed {self.seed}"
 
     def finished(self) -> Result | None:
-        """Its result, if this very run has one."""
+        """Its result, if this very run has one that is to stay."""
         from seht.lab.runner import describe
 
         record = Record(self.out)
@@ -51,6 +53,8 @@ class Trial:
         if result is not None:
             name = self.label or self.method
             record.check(describe(self.recipe, name, self.seed, self.test))
+            if self.retry and not result.done:
+                return None
         return result
 
     def run(self, watch: progress.Watch | None = None) -> Result:
@@ -69,6 +73,7 @@ class Trial:
             watch=watch,
             save_every=self.save_every,
             patience=PATIENCE,
+            retry=self.retry,
         )
 
 

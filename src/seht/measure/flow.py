@@ -31,8 +31,9 @@ class StabilityResult:
     """What linear theory says about gradient flow and gradient descent here."""
 
     verdict: str
-    """``stable``, ``unstable``, ``marginal`` (an eigenvalue of 0 within its error), or
-    ``undecided`` (the eigenvalues were not found)."""
+    """``stable``, ``unstable`` (also where the smallest eigenvalue is only bounded, from above, by
+    a negative number), ``marginal`` (an eigenvalue of 0 within its error), or ``undecided`` (the
+    eigenvalues were not found)."""
     equilibrium: bool
     """Whether the gradient vanishes, to the tolerance."""
     distance: float
@@ -76,6 +77,7 @@ def stability(
     equilibrium: float = 1e-3,
     tol: float = 1e-4,
     max_products: int = 500,
+    solver: str = "arpack",
     seed: int = 0,
     progress: Report = None,
     params: draw.ParamSpec = None,
@@ -95,7 +97,8 @@ def stability(
             at most this.
         tol: as in :func:`seht.measure.eigenvalues`.
         max_products: as in :func:`seht.measure.eigenvalues`.
-        seed: of ARPACK's start.
+        solver: as in :func:`seht.measure.eigenvalues`.
+        seed: of the start vector.
         progress: as in :func:`seht.measure.trace`.
         params: which tensors.
         micro_batch: cut batches into so many examples.
@@ -112,8 +115,8 @@ def stability(
         gradient = float(Product(problem, batches).gradient().norm())
         found = eigenvalues(
             model, problem.loss_fn, batches.again(), largest=largest, smallest=smallest, tol=tol,
-            max_products=max_products, progress=progress, params=params, batch_dim=batch_dim,
-            seed=seed,
+            max_products=max_products, solver=solver, progress=progress, params=params,
+            batch_dim=batch_dim, seed=seed,
         )  # fmt: skip
     pairs = [
         *zip(found.largest, found.largest_residuals, strict=True),
@@ -144,12 +147,13 @@ def _verdict(found: EigenvaluesResult, scale: float) -> str:
     if not found.smallest:
         return "undecided"
     lowest, error = found.smallest[0], found.smallest_residuals[0]
-    error = max(error, 1e-6 * scale)  # what rounding leaves of a zero
-    if lowest < -error:
+    zero = scale * (1e-4 if found.differences else 1e-6)  # what rounding leaves of a zero
+    # A Rayleigh quotient: the smallest eigenvalue is at most this, however large the residual.
+    if lowest < -zero:
         return "unstable"
     if not found.converged:
         return "undecided"
-    return "stable" if lowest > error else "marginal"
+    return "stable" if lowest > max(error, zero) else "marginal"
 
 
 def _rate(found: EigenvaluesResult) -> tuple[float | None, tuple[float, float] | None]:

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.axes import ExampleError
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graphfree import KAPPA, replicates
-from seht.engines.tracking import Memory
+from seht.engines.persample.errors import ExampleError
+from seht.engines.persample.memory import Memory
 from seht.estimators import SehtH, SehtS
 from seht.measure.data import mapped
 from seht.measure.problem import Problem

@@ -23,7 +23,8 @@ from seht.engines.base import Task, check_loss, refuse_scripted, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
-from seht.engines.passes import Gradient, Passes
+from seht.engines.gradients import Gradient
+from seht.engines.passes import Passes
 from seht.engines.state import uninterrupted
 from seht.engines.steps import START
 from seht.estimators import SehtH

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
+from seht.measure.krylov import Krylov
 from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
@@ -157,26 +158,11 @@ def lanczos(
     product: Any, start: Tensor, steps: int, tell: Any = lambda step: None
 ) -> tuple[Tensor, Tensor]:
     """Nodes and weights of the Gauss quadrature that a start vector sees."""
-    v = start / start.norm()
-    basis, alphas, betas = [v], [], []
-    for j in range(min(steps, len(start))):
-        u = product(basis[-1])
-        alphas.append(torch.dot(u, basis[-1]))
-        space = torch.stack(basis)
-        for _ in range(2):  # once is not enough where much cancels
-            u = u - space.T @ (space @ u)
-        tell(j + 1)
-        size = u.norm()
-        scale = max(1e-30, float(torch.stack(alphas).abs().max()))
-        if j + 1 == min(steps, len(start)) or size <= 1e-10 * scale:  # an invariant subspace
-            break
-        betas.append(size)
-        basis.append(u / size)
-    matrix = torch.diag(torch.stack(alphas))
-    if betas:
-        off = torch.stack(betas[: len(alphas) - 1])
-        matrix = matrix + torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(matrix)
+    krylov = Krylov(product, start)
+    while len(krylov) < steps and not krylov.closed:
+        krylov.grow()
+        tell(len(krylov))
+    values, vectors, _ = krylov.ritz()
     return values, vectors[0].square()
 
 

@@ -3,7 +3,8 @@ r"""The ends of the spectrum: the largest and the smallest eigenvalues of the He
 SciPy's ARPACK (implicitly restarted Lanczos; Lehoucq, Sorensen and Yang, *ARPACK Users' Guide*,
 1998) on Hessian-vector products over the whole data set. For each eigenpair the residual
 :math:`r = |Hv - \lambda v|` is measured with one more product; as H is symmetric an eigenvalue lies
-within r of :math:`\lambda`.
+within r of :math:`\lambda`. With few products to spend, one Krylov space serves both ends
+(:mod:`seht.measure.krylov`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
+from seht.estimators import unknown
 from seht.measure.data import check_count
 from seht.measure.extra import need
 from seht.measure.keep import unit_normal
+from seht.measure.krylov import Pairs, both_ends
 from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
 from seht.measure.quadrature import lanczos
 from seht.measure.results import plain
 
+SOLVERS = ("arpack", "lanczos")
 _LOOK = 8
 """Lanczos steps for a first look at the size of the spectrum."""
 _DENSE = 60
@@ -70,6 +74,7 @@ def eigenvalues(
     tol: float = 1e-4,
     max_products: int = 500,
     vectors: bool = False,
+    solver: str = "arpack",
     seed: int = 0,
     progress: Report = None,
     params: draw.ParamSpec = None,
@@ -87,9 +92,13 @@ def eigenvalues(
         largest: how many at the upper end.
         smallest: how many at the lower end.
         curvature: ``"hessian"``, or ``"ggn"``.
-        tol: the accuracy asked of ARPACK, relative to the size of the spectrum.
+        tol: the accuracy asked of ARPACK, relative to the size of the spectrum; of Lanczos,
+            relative to each eigenvalue (or a thousandth of the spectrum, if that is more).
         max_products: give up after so many products at each end, with ``converged`` False.
         vectors: return the eigenvectors, too.
+        solver: ``"arpack"``, or ``"lanczos"``: one space for both ends, whose basis is kept. That
+            is for a few dozen products in all, and has values, if only bounds, also where it gives
+            up: the largest eigenvalue is at least, the smallest at most what it says.
         seed: of the start vector.
         progress: as in :func:`seht.measure.trace`.
         params: which tensors.
@@ -103,7 +112,10 @@ def eigenvalues(
     check_count("max_products", max_products, optional=False)
     if largest + smallest == 0:
         raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
-    need("scipy")
+    if solver not in SOLVERS:
+        raise ValueError(unknown("solver", solver, SOLVERS))
+    if solver == "arpack":
+        need("scipy")
     reporter = Reporter(progress, "eigenvalues")
     with measuring(
         model, loss_fn, data, params=params, curvature=curvature, boundary=boundary,
@@ -115,6 +127,10 @@ def eigenvalues(
         try:
             if product.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
                 pairs, converged = _dense(product, largest, smallest, reporter)
+            elif solver == "lanczos":
+                pairs, converged = both_ends(
+                    product, start, largest, smallest, tol, max_products, reporter
+                )
             else:
                 # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the
                 # size of the spectrum it is relative to that.
@@ -148,9 +164,6 @@ def eigenvalues(
         differences=product.differences,
         vectors=torch.stack(rows) if vectors and rows else None,
     )
-
-
-Pairs = list[tuple[float, Tensor]]
 
 
 def _dense(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from seht.estimators import unknown
+from seht.lab import records
 from seht.lab.bench import plot, report
 from seht.lab.bench.cases import CASES
-from seht.lab.bench.results import FAST, FULL, Settings
+from seht.lab.bench.results import FAST, FULL, CaseResult, Settings
 from seht.lab.bench.run import bench
 
 
@@ -25,11 +29,14 @@ class Command:
     json: str | None = None
     plot: str | None = None
     out: str | None = None
+    join: Sequence[str] = ()
+    """JSON files of earlier runs: their models are not measured again."""
 
     def __post_init__(self) -> None:
         for name in self.models or ():
             if name not in CASES:
                 raise ValueError(unknown("model", name, CASES))
+        _ = self.earlier
         if self.repeats is not None and self.repeats < 1:
             raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
         for file in (self.json, self.plot, self.out):
@@ -45,6 +52,21 @@ class Command:
         parts += [] if self.repeats is None else [f"--repeats {self.repeats}"]
         return " ".join(parts)
 
+    @cached_property
+    def earlier(self) -> list[dict[str, Any]]:
+        """What the files to join hold."""
+        found = []
+        for file in self.join:
+            try:
+                data = json.loads(Path(file).read_text())
+                _ = [CaseResult.from_dict(model) for model in data["models"]], data["machine"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"cannot join {file!r}: give a file that `seht bench --json` wrote ({error!r})"
+                ) from error
+            found.append(data)
+        return found
+
     @property
     def settings(self) -> Settings:
         """The preset, with the rounds that were asked for."""
@@ -59,10 +81,20 @@ class Command:
         settings = settings or self.settings
         start = time.perf_counter()
         about = report.machine(settings.threads)
-        results = bench(self.models, settings)
+        known = {
+            model["name"]: CaseResult.from_dict(model)
+            for data in self.earlier
+            for model in data["models"]
+        }
+        asked = self.models or list(CASES)
+        new = [name for name in asked if name not in known]
+        if new:
+            known |= {result.name: result for result in bench(new, settings)}
+        results = [known[name] for name in CASES if name in known]
         about |= {"command": str(self), "seconds": round(time.perf_counter() - start)}
+        about = report.joined([data["machine"] for data in self.earlier], about if new else None)
         if self.json is not None:
-            Path(self.json).write_text(report.to_json(results, settings, about) + "\n")
+            records.write(Path(self.json), report.to_json(results, settings, about) + "\n")
         picture = self.plot
         if self.plot is not None:
             plot.draw(results, self.plot)
@@ -70,5 +102,5 @@ class Command:
                 picture = os.path.relpath(self.plot, Path(self.out).absolute().parent)
         text = report.to_markdown(results, settings, about, plot=picture)
         if self.out is not None:
-            Path(self.out).write_text(text)
+            records.write(Path(self.out), text)
         print(text, end="")

@@ -73,6 +73,20 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
+def joined(earlier: Sequence[dict[str, Any]], now: dict[str, Any] | None) -> dict[str, Any]:
+    """One account of a report that was measured in pieces: all calls, the sum of their times, the
+    largest load before one of them, and otherwise the last one's.
+    """
+    parts = [*earlier, *([] if now is None else [now])]
+    loads = [part["load"] for part in parts if part["load"] is not None]
+    return {
+        **parts[-1],
+        "command": "; ".join(dict.fromkeys(part["command"] for part in parts)),
+        "seconds": sum(part["seconds"] for part in parts),
+        "load": max(loads, default=None),
+    }
+
+
 def _cpu() -> str:
     try:
         with open("/proc/cpuinfo") as file:

@@ -119,6 +119,12 @@ class CaseResult:
         """Plain data."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> CaseResult:
+        """What :meth:`as_dict` returned."""
+        tables = {key: [RowResult(**row) for row in data[key]] for key in ("rows", "compiled")}
+        return cls(**{**data, **tables})
+
 
 def brief(error: Exception) -> str:
     """The first line of what went wrong."""

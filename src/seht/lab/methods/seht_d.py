@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from seht.estimators import SehtD as Estimator
-from seht.lab.methods.seht_h import difference_options
 from seht.lab.methods.trace import TracePenalty
 
 
@@ -72,5 +71,6 @@ class SehtD(TracePenalty):
             limit=limit,
             engine=engine,
             on_nonfinite=on_nonfinite,
-            **difference_options(kappa=kappa, two_sided=two_sided),
+            kappa=kappa,
+            two_sided=two_sided,
         )

@@ -58,11 +58,6 @@ class SehtH(TracePenalty):
             limit=limit,
             engine=engine,
             on_nonfinite=on_nonfinite,
-            **difference_options(kappa=kappa, two_sided=two_sided),
+            kappa=kappa,
+            two_sided=two_sided,
         )
-
-
-def difference_options(*, kappa: float | None, two_sided: bool) -> dict[str, float]:
-    """Those that were set: the autograd engine takes none of them."""
-    given = {"kappa": kappa, "two_sided": two_sided}
-    return {name: value for name, value in given.items() if value}

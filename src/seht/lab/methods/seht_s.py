@@ -6,7 +6,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from seht.estimators import SehtS as Estimator
 from seht.lab.methods.base import Run
-from seht.lab.methods.seht_h import difference_options
 from seht.lab.methods.trace import TracePenalty
 
 
@@ -61,7 +60,8 @@ class SehtS(TracePenalty):
             ramp=ramp,
             limit=limit,
             on_nonfinite=on_nonfinite,
-            **difference_options(kappa=kappa, two_sided=two_sided),
+            kappa=kappa,
+            two_sided=two_sided,
         )
 
     def setup(self, run: Run) -> None:

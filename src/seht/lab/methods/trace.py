@@ -30,8 +30,12 @@ class TracePenalty(Method):
 
     penalty: HessianTrace
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(
+        self, *, kappa: float | None = None, two_sided: bool = False, **options: Any
+    ) -> None:
+        # The difference engine's own go along only where they were set: autograd refuses them.
+        engine = {"kappa": kappa, "two_sided": two_sided}
+        self.options = {**options, **{name: value for name, value in engine.items() if value}}
         # A wrong option should fail here, not when data and model have been built.
         self.make(_Smallest(), params=None, steps=1)
 

@@ -53,9 +53,15 @@ def columns(table: Rows) -> list[Column]:
         Column("n", count, kind="n"),
         Column("cost\nratio", _ratio, FLATNESS, kind="cost", detail=_spread),
         Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
-        Column("largest\neigenvalue", lambda row: measured(row.largest), FLATNESS),
-        Column("smallest\neigenvalue", lambda row: measured(row.smallest), FLATNESS),
-        Column("stability", lambda row: row.stability or "", FLATNESS),
+        Column("largest\neigenvalue", _end("largest", "≥"), FLATNESS, kind="eigenvalue"),
+        Column("smallest\neigenvalue", _end("smallest", "≤"), FLATNESS, kind="eigenvalue"),
+        Column(
+            "stability",
+            lambda row: row.stability or "",
+            FLATNESS,
+            kind="stability",
+            detail=_equilibria,
+        ),
         Column("weight norm", lambda row: measured(row.weight_norm), FLATNESS),
         Column("training loss", lambda row: measured(row.train_loss), FLATNESS),
     ]
@@ -73,6 +79,25 @@ def count(row: Row) -> str:
 
 def _metric(epoch: str, key: str) -> Callable[[Row], str]:
     return lambda row: plain(row.metrics.get((epoch, key)))
+
+
+def _end(which: str, bound: str) -> Callable[[Row], str]:
+    """An end of the spectrum, or what bounds it."""
+
+    def text(row: Row) -> str:
+        said = measured(getattr(row, which))
+        return f"{bound} {said}" if said and which in row.bounds else said
+
+    return text
+
+
+def _equilibria(row: Row) -> str:
+    if row.equilibria is None:
+        return ""
+    yes, known = row.equilibria
+    if yes in (0, known):
+        return "(at an equilibrium)" if yes else "(at no equilibrium)"
+    return f"(at an equilibrium: {yes} of {known})"
 
 
 def _ratio(row: Row) -> str:

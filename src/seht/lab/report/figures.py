@@ -17,23 +17,13 @@ from typing import TYPE_CHECKING
 
 from seht.lab.report.load import DONE, Run
 from seht.lab.report.rows import Row, Rows
-from seht.measure.page.drawing import GRID, INK, style
+from seht.measure.page.drawing import SIZE, Panel, coloured, cut_out, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (5.0, 3.3)
-"""Inches of 72 points: drawn at the width of a phone, so that text has the size it was given."""
 FRAME = (0.12, 0.15, 0.86, 0.81)
 """The axes in it (left, bottom, width, height): the same in all, so that they line up."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One panel."""
-
-    title: str
-    svg: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,7 @@ class Curve:
     error: list[float]
 
 
-def convergence(table: Rows) -> list[Figure]:
+def convergence(table: Rows) -> list[Panel]:
     """Loss and accuracy (or perplexity) against epoch, then against wall-clock."""
     last = "valid_perplexity" if table.comparison.text else "valid_top1"
     names = {
@@ -72,7 +62,7 @@ def convergence(table: Rows) -> list[Figure]:
 _AXES = {"epoch": "epoch", "seconds": "wall-clock"}
 
 
-def flatness(table: Rows) -> list[Figure]:
+def flatness(table: Rows) -> list[Panel]:
     """The compared metric against the trace, and against the cost."""
     metric = f"test {'perplexity' if table.comparison.text else 'accuracy, %'}"
     panels = []
@@ -229,12 +219,12 @@ def _dots(table: Rows, x: dict[str, float], *, log: bool) -> Draw:
     return draw
 
 
-def _figure(title: str, draw: Draw, rows: Sequence[Row], y: str, x: str) -> Figure:
+def _figure(title: str, draw: Draw, rows: Sequence[Row], y: str, x: str) -> Panel:
     import matplotlib
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(style(title)):
-        canvas = Canvas(figsize=SIZE)
+        canvas = Figure(figsize=SIZE)
         axes = canvas.add_axes(FRAME)
         axes.set_axisbelow(True)
         draw(axes)
@@ -242,7 +232,7 @@ def _figure(title: str, draw: Draw, rows: Sequence[Row], y: str, x: str) -> Figu
         _ticks(axes)
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return Figure(title, _inline(file.getvalue(), f"{title}: {y} by {x}", rows))
+    return Panel(title, _inline(file.getvalue(), f"{title}: {y} by {x}", rows))
 
 
 def _ticks(axes: Axes) -> None:
@@ -267,17 +257,8 @@ def _colour(number: int) -> str:
 
 
 def _inline(svg: str, label: str, rows: Sequence[Row]) -> str:
-    """Cut the drawing out of its file, and give its colours and text to the page."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    # A style inside an inline drawing would hold for the whole page.
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
-    box = re.search(r'viewBox="[^"]+"', svg)
-    assert box is not None
-    head = f'<svg {box.group()} role="img" aria-label="{html.escape(label)}">'
-    svg = re.sub(r"<svg[^>]*>", lambda _: head, svg, count=1)
-    svg = svg.replace("xlink:href", "href")
+    """Each method's lines and bands become a group that the page's style sheet can find."""
+    svg = cut_out(svg, label)
 
     def group(found: re.Match[str]) -> str:
         kind, number = found.group(1), int(found.group(2))
@@ -285,9 +266,5 @@ def _inline(svg: str, label: str, rows: Sequence[Row]) -> str:
         return f'<g class="{kind} {kind}-{number}"><title>{name}</title>'
 
     svg = re.sub(r'<g id="(line|band)-(\d+)">', group, svg)
-    # The other groups' names would repeat from figure to figure.
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r"#03([0-9a-f]{4})\b", lambda m: f"var(--m{int(m.group(1), 16)})", svg)
-    svg = svg.replace(INK, "var(--muted)").replace(GRID, "var(--line)")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    return re.sub(r"\s*\n\s*", "\n", svg).strip()
+    return coloured(svg)

@@ -13,6 +13,7 @@ from seht.lab.report.columns import FLATNESS, RESULTS, Column, columns
 from seht.lab.report.numbers import duration
 from seht.lab.report.rows import Row, Rows
 from seht.lab.report.table import is_best
+from seht.measure.page.template import fill
 
 COLOURS = 10
 """Of the style sheet's palette; with more methods they come again, dashed."""
@@ -46,17 +47,10 @@ class Cell:
 
 def render(table: Rows) -> str:
     """The page's HTML."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    template = environment.from_string(
-        Path(__file__).with_name("template.html").read_text(encoding="utf-8")
-    )
     every = columns(table)
     comparison = table.comparison
-    return template.render(
+    return fill(
+        Path(__file__).parent,
         title=words.title(table),
         lead=words.lead(table),
         facts=_facts(table),

@@ -28,6 +28,7 @@ TOP1 = Metric("top1", "top-1 accuracy, %", True)
 TOP5 = Metric("top5", "top-5 accuracy, %", True)
 PERPLEXITY = Metric("perplexity", "perplexity", False)
 LOSS = Metric("loss", "loss", False)
+ENDS = ("largest", "smallest")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ class Row:
     """Cost of a step in the baseline's steps, with what it varied between."""
     largest: Mean | None = None
     smallest: Mean | None = None
+    bounds: frozenset[str] = frozenset()
+    """Which of ``largest`` and ``smallest`` is a bound in some run: its search did not converge."""
     stability: str | None = None
+    equilibria: tuple[int, int] | None = None
+    """Runs that ended in an equilibrium of gradient flow, and runs of which that is known."""
     paper: paper.Row | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     """The compared metric by seed."""
@@ -165,7 +170,9 @@ def _row(
         ratio=_ratio(comparison.costs.get(method)),
         largest=_mean(done, "eigenvalues", "largest"),
         smallest=_mean(done, "eigenvalues", "smallest"),
+        bounds=frozenset(end for end in ENDS if any(_bound(run, end) for run in done)),
         stability=_stability(done),
+        equilibria=_equilibria(done),
         paper=table.find(options_of(method, comparison.recipe)) if table else None,
         values=values,
     )
@@ -198,6 +205,21 @@ def _ratio(cost: Mapping[str, Any] | None) -> tuple[float, float | None, float |
         for key in ("low", "high")
     )
     return float(cost["ratio"]), low, high
+
+
+def _bound(run: Run, end: str) -> bool:
+    """Whether the run has not found this end of the spectrum, to a twentieth of it."""
+    found = run.result.get("eigenvalues")
+    if not isinstance(found, Mapping) or found.get("converged") is not False:
+        return False
+    value, residual = run.number("eigenvalues", end), run.number("eigenvalues", f"{end}_residual")
+    return value is None or residual is None or residual > abs(value) / 20
+
+
+def _equilibria(runs: list[Run]) -> tuple[int, int] | None:
+    found = [(run.result.get("stability") or {}) for run in runs]
+    known = [s["equilibrium"] for s in found if isinstance(s, Mapping) and "equilibrium" in s]
+    return (sum(map(bool, known)), len(known)) if known else None
 
 
 def _stability(runs: list[Run]) -> str | None:

@@ -101,8 +101,12 @@ def _cells(table: Rows, row: Row) -> Iterator[tuple[str, object]]:
     ):
         if found is not None:
             yield from _mean(name, found)
+    if row.largest is not None or row.smallest is not None:
+        yield "eigenvalue_bounds", " ".join(sorted(row.bounds))
     if row.stability is not None:
         yield "stability", row.stability
+    if row.equilibria is not None:
+        yield "equilibria", row.equilibria[0]
     if row.paper is not None:
         for key, (value, error) in row.paper.figures.items():
             yield f"paper_{key}", value
@@ -144,6 +148,8 @@ _PRIORITY = {
     "cost": 3,
     "trace": 4,
     "paper": 5,
+    "stability": 6,
+    "eigenvalue": 7,
 }
 
 

@@ -66,7 +66,7 @@ def brief(table: Rows) -> str:
     gaps_ = gaps(table)
     failed = sum(run.status == FAILED for run, _ in gaps_)
     if failed:
-        said += f"; {_count(failed, 'run')} failed"
+        said += f"; {_count(failed, 'run')} failed (--retry runs what has failed again)"
     if len(gaps_) > failed:
         said += f"; {_count(len(gaps_) - failed, 'run')} not done"
     return said
@@ -106,6 +106,8 @@ def glossary(table: Rows) -> Iterator[tuple[str, str]]:
         yield "trace", f"{_trace(table)}, its mean over seeds. Smaller is flatter."
     if any(row.weight_norm for row in table.rows):
         yield "weight norm", "of all parameters at the end."
+    if any(row.largest or row.smallest for row in table.rows):
+        yield "eigenvalues", _eigenvalues(table)
     if any(row.stability for row in table.rows):
         yield "stability", _STABILITY
     if table.paper is not None:
@@ -122,8 +124,22 @@ _PAIRED = (
 _STABILITY = (
     "of linearised gradient flow at the end, as in the paper's section 3.4: stable if every "
     "eigenvalue of the Hessian is positive, unstable if one is negative, marginal if one is 0 "
-    "within its error."
+    "within its error. The theory is one of equilibria: at an equilibrium, the gradient asks for a "
+    "step of less than a thousandth of the weights along the stiffest direction."
 )
+
+
+def _eigenvalues(table: Rows) -> str:
+    said = (
+        "the largest and smallest of the Hessian of the training loss at the end, on a part of the "
+        "training data; the paper's section 3.3."
+    )
+    if any(row.bounds for row in table.rows):
+        said += (
+            " ≥ and ≤: in some run the search ended before the value was found to a twentieth: the "
+            "eigenvalue is at least, or at most, what is said (--spectrum allows more products)."
+        )
+    return said
 
 
 def _compared(table: Rows) -> tuple[str, str]:
@@ -152,7 +168,7 @@ def _about_paper(table: Rows, theirs: paper.Table) -> Iterator[tuple[str, str]]:
         yield "published elsewhere", "; ".join(theirs.elsewhere) + "."
 
 
-_HARMLESS = {"threads", "precision", "eval_batch"}
+_HARMLESS = {"threads", "precision", "eval_batch", "spectrum"}
 
 
 def other_recipe(table: Rows) -> str | None:
@@ -165,10 +181,15 @@ def other_recipe(table: Rows) -> str | None:
 
 
 def gaps(table: Rows) -> list[tuple[Run, str]]:
-    """Every run that should be in the table and is not, with the reason."""
+    """Every run that should be in the table and is not, with the reason and what to do."""
     c = table.comparison
     runs = [run for method in c.methods for run in c.of(method) if run.status != DONE]
-    return [(run, f"{run.status}{f': {run.reason}' if run.reason else ''}") for run in runs]
+    return [(run, _gap(run)) for run in runs]
+
+
+def _gap(run: Run) -> str:
+    said = f"{run.status}: {run.reason}" if run.reason else run.status
+    return f"{said}; `seht compare --retry` runs it again" if run.status == FAILED else said
 
 
 # --- how to do it again -----------------------------------------------------------------------

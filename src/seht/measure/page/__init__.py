@@ -8,6 +8,7 @@ from pathlib import Path
 
 from seht.measure.extra import need
 from seht.measure.numbers import duration, number, with_error
+from seht.measure.page.template import fill
 from seht.measure.results import TraceResult
 from seht.measure.stats import student
 from seht.measure.survey import Findings
@@ -20,18 +21,11 @@ COLOURS = 10
 def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str, str]]) -> str:
     """The page's HTML."""
     need("jinja2", "matplotlib")
-    from jinja2 import Environment, StrictUndefined
-
     from seht.measure.page import figures
 
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    here = Path(__file__)
-    template = environment.from_string(here.with_name("template.html").read_text(encoding="utf-8"))
     shown = columns(found)
-    return template.render(
-        style=here.with_name("style.css").read_text(encoding="utf-8"),
+    return fill(
+        Path(__file__).parent,
         title="How flat: " + ", ".join(f.name for f in found),
         lead=lead(found),
         facts=_facts(found),

@@ -109,17 +109,28 @@ def _ticks(axes: Axes) -> None:
 
 
 def _inline(svg: str, label: str) -> str:
-    """Cut the drawing out of its file, and give its colours and text to the page."""
+    svg = cut_out(svg, label)
+    svg = re.sub(r"#0300([0-9a-f]{2})\b", lambda m: f"var(--c{int(m.group(1), 16)})", svg)
+    return coloured(svg)
+
+
+def cut_out(svg: str, label: str) -> str:
+    """The drawing alone, out of Matplotlib's file, with a name for those who cannot see it."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    # A style inside an inline drawing would hold for the whole page.
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]+"', svg)
     assert box is not None
     head = f'<svg {box.group()} role="img" aria-label="{html.escape(label)}">'
     svg = re.sub(r"<svg[^>]*>", lambda _: head, svg, count=1)
-    svg = svg.replace("xlink:href", "href")
+    return svg.replace("xlink:href", "href")
+
+
+def coloured(svg: str) -> str:
+    """The same in the colours and the font of the page, without names of its own."""
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names would repeat from figure to figure
-    svg = re.sub(r"#0300([0-9a-f]{2})\b", lambda m: f"var(--c{int(m.group(1), 16)})", svg)
     svg = svg.replace(INK, "var(--muted)").replace(GRID, "var(--line)")
     svg = svg.replace(FAINT, "var(--faint)")
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)

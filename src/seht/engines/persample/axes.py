@@ -10,12 +10,11 @@ inputs say where the examples begin; from there a tag goes from call to call:
 - no tag: the same for all examples (weights, constants, positions).
 
 What is constant to autograd cannot couple the examples, whatever was computed before.
-The rules are in ``axis_rules.py``.
+The rules are in ``axis_table.py``.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,15 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-COMPILED = (
-    "estimator='seht-s' sees a model operation by operation, and a compiled one hides them; "
-    "pass the model as it was before torch.compile, or use estimator='seht-h'"
-)
-
-
-class ExampleError(RuntimeError):
-    """The loss is no sum over examples, or the examples cannot be told apart."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,6 @@ class Broken:
 
 
 Tag = Axis | _Sum | Broken
-Tags = dict[int, tuple["weakref.ref[Tensor]", Tag]]
 
 
 def every_tensor(value: Any) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.rules import KinkError, Rule, first
+from seht.engines.kinks.rules import KinkError, Rule, first
 
 
 def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

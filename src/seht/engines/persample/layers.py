@@ -23,15 +23,16 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.engines import recurrent
-from seht.engines.axes import Axis, Broken
-from seht.engines.constants import PADDED
 from seht.engines.kinks import spellings
-from seht.engines.norm_layers import Norm, batch_norm, norm
-from seht.engines.rules import Rule, opened
-from seht.engines.signs import Convolution, Linear, Perturbed, frugal_product
-from seht.engines.tracking import Part
-from seht.engines.uses import Use, live, slot_of
+from seht.engines.kinks.composed import opened
+from seht.engines.kinks.constants import PADDED
+from seht.engines.kinks.rules import Rule
+from seht.engines.persample import recurrent
+from seht.engines.persample.axes import Axis, Broken
+from seht.engines.persample.norm_layers import Norm, batch_norm, norm
+from seht.engines.persample.signs import Convolution, Linear, Perturbed, frugal_product
+from seht.engines.persample.uses import Use, live, slot_of
+from seht.engines.persample.weights import Part
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -64,9 +65,7 @@ def _product(form: Product) -> Rule:
         tracker = mode.tracker
         bound = form.bind(*args, **kwargs)
         name = func.__name__
-        if bound is None or (
-            tracker.part(bound.weight) is None and tracker.part(bound.bias) is None
-        ):
+        if bound is None or not tracker.weights.probed(bound.weight, bound.bias):
             tracker.follow(func, args, kwargs, y)
             return y, None
         rank = bound.x.dim()
@@ -172,7 +171,7 @@ def _bilinear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
     y = func(*args, **kwargs)
     tracker = mode.tracker
     x1, x2, w, b = _bilinear(*args, **kwargs)
-    if tracker.part(w) is None and tracker.part(b) is None:
+    if not tracker.weights.probed(w, b):
         tracker.follow(func, args, kwargs, y)
         return y, None
     axes = [tracker.axis(x, func, features=(-1,)) for x in (x1, x2)]

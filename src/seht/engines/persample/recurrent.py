@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.engines.axes import Axis, axis_from
-from seht.engines.rules import Rule
+from seht.engines.kinks.composed import composed
+from seht.engines.kinks.rules import Rule
+from seht.engines.persample.axes import Axis, axis_from
 
 Cell = Callable[[Tensor, Any, Tensor, Tensor | None], Any]
 """(input's part of the gates, state, W_hh, b_hh) -> state."""
@@ -163,14 +164,7 @@ def _cell(cell: Cell, *, pair: bool = False) -> Rule:
         state = cell(F.linear(x, w_ih, b_ih), tuple(hx) if pair else (hx,), w_hh, b_hh)
         return state if pair else state[0]
 
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        with mode.inside():
-            return build(*args, **kwargs), None
-
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return record(mode, func, args, kwargs)[0]
-
-    return Rule(record, replay, taped=False)
+    return composed(build)
 
 
 _V = torch._C._VariableFunctions

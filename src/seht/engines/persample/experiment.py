@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.axes import SUM, Axis, Tag, every_tensor, exchange
-from seht.engines.axis_rules import Call, couples
 from seht.engines.kinks import IN_PLACE
+from seht.engines.persample.axes import SUM, Axis, Tag, every_tensor, exchange
+from seht.engines.persample.calls import Call, couples
 from seht.probes import generator
 
 

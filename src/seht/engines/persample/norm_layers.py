@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seht.engines.axes import Axis
+from seht.engines.kinks.rules import Rule
+from seht.engines.persample.axes import Axis
+from seht.engines.persample.uses import Slot, Use, live, slot_of
 from seht.engines.prefix import stand_in
-from seht.engines.rules import Rule
-from seht.engines.uses import Slot, Use, live, slot_of
 
 # --- norms ----------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def norm(form: Norm) -> Rule:
         tracker = mode.tracker
         w, b = pick(form.weight, "weight", args, kwargs), pick(form.bias, "bias", args, kwargs)
         y = func(*args, **kwargs)
-        if tracker.part(w) is None and tracker.part(b) is None:
+        if not tracker.weights.probed(w, b):
             tracker.follow(func, args, kwargs, y)
             return y, None
         tracker.follow(func, args, kwargs, y, weigh=False)
@@ -111,10 +111,9 @@ def batch_norm() -> Rule:
         mean, var = x.mean(rest), x.var(rest, correction=0)
         tracker.tag(mean, None)
         tracker.tag(var, None)
-        tracker.holds = True
         y = _held(args, kwargs, mean, var)
         for tensor in (weight, bias):
-            tracker.share(tracker.part(tensor), "batch_norm with held statistics")
+            tracker.weights.share(tracker.weights.part(tensor), "batch_norm with held statistics")
         tracker.tag(y, tag)
         return y, (None, (mean, var))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from seht.engines.axes import Axis
-from seht.engines.signs import Factors, factorise
-from seht.engines.tracking import Part
+from seht.engines.persample.axes import Axis
+from seht.engines.persample.signs import Factors, factorise
+from seht.engines.persample.weights import Part
 
 
 class Slot(NamedTuple):
@@ -28,17 +28,18 @@ class Use(NamedTuple):
 
 def slot_of(mode: Any, tensor: Any, axis: Axis | None, name: str) -> Slot | None:
     """Note the use of a weight; None where it keeps a shared direction."""
-    part = mode.tracker.part(tensor)
+    weights = mode.tracker.weights
+    part = weights.part(tensor)
     if part is None:
         return None
     if axis is None:
-        mode.tracker.share(part, f"{name} applies it to what is the same for all examples")
+        weights.share(part, f"{name} applies it to what is the same for all examples")
         return None
-    factors = factorise(part, mode.tracker.weight(part.name))
+    factors = factorise(part, weights[part.name])
     if factors is None:
-        mode.tracker.share(part, f"{name} sees it through a view that mixes its dimensions")
+        weights.share(part, f"{name} sees it through a view that mixes its dimensions")
         return None
-    mode.tracker.varied.add(part.name)
+    weights.varied.add(part.name)
     return Slot(part, factors)
 
 

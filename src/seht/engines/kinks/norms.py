@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.rules import Rule, depends, first, refused
+from seht.engines.kinks.composed import refused
+from seht.engines.kinks.rules import Rule, depends, first
 
 _REFUSED = refused("with p below 2 has kinks")
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht import probes as draw
-from seht.engines.axes import Axis
 from seht.engines.base import Probe
-from seht.engines.tracking import Part
+from seht.engines.persample.axes import Axis
+from seht.engines.persample.weights import Part
 
 _ROWS, _COLUMNS = 11, 12
 

@@ -1,0 +1,54 @@
+"""Whether autograd keeps what a backward pass would need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Dropped:
+    """Whether what autograd saves for a backward pass is dropped at the moment."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+@contextmanager
+def dropping() -> Iterator[Dropped]:
+    """Nothing is kept for a backward pass in the block: the graph says who depends on whom, and
+    no more. Where a rule needs a derivative it asks for :func:`kept_graph`.
+    """
+    state = Dropped()
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        return None if state.on else tensor
+
+    def unpack(tensor: Tensor | None) -> Tensor:
+        if tensor is None:
+            raise RuntimeError(
+                "a gradient was asked for inside a closure that is measured without a graph; "
+                "take it outside, or measure with per_layer=True, which keeps the graph"
+            )
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield state
+
+
+@contextmanager
+def kept_graph() -> Iterator[None]:
+    """An ordinary graph in the block, whatever surrounds it."""
+    if torch.compiler.is_compiling():
+        with torch.enable_grad():
+            yield
+    else:
+        same = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+        with torch.enable_grad(), same:
+            yield
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor

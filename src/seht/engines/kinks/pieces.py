@@ -1,0 +1,119 @@
+"""Rules for functions made of pieces: the piece of the centre goes on, smooth or straight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.engines.dropping import kept_graph
+from seht.engines.kinks.rules import KinkError, Rule, first, write_back
+
+try:
+    import numpy
+except ImportError:  # PyTorch does without it
+    numpy = None  # type: ignore[assignment]
+
+# --- relu: the one that must be as fast as the operation itself ---------------------------------
+
+
+def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    x = first(args, kwargs)
+    y = func(*args, **kwargs)
+    if mode.packed and numpy is not None and y.device.type == "cpu":
+        return y, (y is x, "bits", numpy.packbits((y.detach() > 0).numpy().reshape(-1)), y.shape)
+    if y is x or mode.compact:
+        return y, (y is x, True, (y.detach() > 0).view(torch.int8), None)
+    # A compiler cannot trace version counters, and needs no such check: it has no in-place writes.
+    version = None if torch.compiler.is_compiling() else y._version
+    return y, (False, False, y.detach(), version)
+
+
+def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x, (in_place, masked, kept, version) = first(args, kwargs), decision
+    if masked == "bits":
+        flat = numpy.unpackbits(kept, count=version.numel())
+        kept = torch.from_numpy(flat).view(version)
+    if masked:
+        return x.mul_(kept) if in_place else x * kept
+    if version is not None and kept._version != version:
+        raise KinkError(
+            "the output of relu was overwritten in place after it was computed, which autograd "
+            "refuses too; use an out-of-place operation there"
+        )
+    # x where the centre's output is positive, else 0: a fused form of x * mask.
+    return torch.ops.aten.threshold_backward(x, kept, 0)
+
+
+RELU = Rule(_relu_record, _relu_replay)
+
+
+# --- piecewise linear functions: f(x) = sum_i a_i x_i + b on the piece of the centre -------------
+
+
+def real_arguments(args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    """The real-valued tensors among the arguments, each by its place or name."""
+    items = (*enumerate(args), *kwargs.items())
+    return [(k, v) for k, v in items if isinstance(v, Tensor) and v.is_floating_point()]
+
+
+def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    slots = real_arguments(args, kwargs)
+    if not slots:  # the modulus or the sign of complex numbers is smooth
+        return func(*args, **kwargs), None
+    shape = torch.broadcast_shapes(*(v.shape for _, v in slots))
+    leaves = {k: v.detach().expand(shape).clone().requires_grad_() for k, v in slots}
+    with kept_graph(), mode.random.kept():
+        # The clones keep an in-place operation from writing into the leaves.
+        y = func(
+            *[leaves[i].clone() if i in leaves else a for i, a in enumerate(args)],
+            **{k: leaves[k].clone() if k in leaves else v for k, v in kwargs.items()},
+        )
+        slopes = torch.autograd.grad(
+            y, list(leaves.values()), torch.ones_like(y), materialize_grads=True
+        )
+    rest = y.detach()
+    for slope, leaf in zip(slopes, leaves.values(), strict=True):
+        rest = rest - (slope * leaf.detach()).masked_fill(slope == 0, 0)
+    rest = rest.masked_fill_(rest.isnan(), 0)  # where an infinite input passes through
+    out = func(*args, **kwargs)
+    return out, (out is first(args, kwargs), slopes, rest, mode.state_after(func))
+
+
+def _linear_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if decision is None:
+        return func(*args, **kwargs)
+    in_place, slopes, rest, state = decision
+    y = rest
+    for slope, (_, x) in zip(slopes, real_arguments(args, kwargs), strict=True):
+        # An infinite input on a flat piece must not become 0 * inf.
+        y = y + (slope * x).masked_fill(slope == 0, 0)
+    mode.jump_to(state)
+    return write_back(first(args, kwargs), y, in_place)
+
+
+LINEAR = Rule(_linear_record, _linear_replay)
+
+
+# --- a smooth formula on each side ----------------------------------------------------------------
+
+
+def sided(formula: Callable[..., Tensor]) -> Rule:
+    """``formula(positive, x, ...)`` with ``positive`` the recorded side, x > 0."""
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        x = first(args, kwargs)
+        side = x.detach() > 0
+        out = func(*args, **kwargs)
+        return out, (out is x, side)
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        in_place, side = decision
+        named = {k: v for k, v in kwargs.items() if k not in ("inplace", "input", "self")}
+        return write_back(
+            first(args, kwargs), formula(side, first(args, kwargs), *args[1:], **named), in_place
+        )
+
+    return Rule(record, replay)

@@ -1,0 +1,80 @@
+"""Rules for functions that pick entries: the place of each maximum is that of the centre."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.engines.dropping import kept_graph
+from seht.engines.kinks.pieces import LINEAR, real_arguments
+from seht.engines.kinks.rules import Rule, first
+
+
+def indexed(dim_at: int, *, default: int | None = -1) -> Rule:
+    """Operations that return ``(values, indices)`` along a dimension (the argument ``dim_at``)."""
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):  # max(x) or max(x, y)
+            rule = LINEAR if len(real_arguments(args, kwargs)) > 1 else REDUCED
+            out, decision = rule.record(mode, func, args, kwargs)
+            return out, (rule, decision)
+        return out, (None, out[1])
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        rule, index = decision
+        if rule is not None:
+            return rule.replay(mode, index, func, args, kwargs)
+        dim = kwargs.get("dim", args[dim_at] if len(args) > dim_at else default)
+        x = first(args, kwargs)
+        if x.dim() == 0:
+            return type_of(func)((x.clone(), index))
+        flat = index.dim() < x.dim()
+        values = x.gather(dim, index.unsqueeze(dim) if flat else index)
+        return type_of(func)((values.squeeze(dim) if flat else values, index))
+
+    def type_of(func: Any) -> Callable[[Any], Any]:
+        return getattr(torch.return_types, func.__name__, tuple)
+
+    return Rule(record, replay)
+
+
+def _reduced_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    leaf = first(args, kwargs).detach().clone().requires_grad_()
+    rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
+    with kept_graph():
+        y = func(leaf, *args[1:], **rest)
+        # Each entry belongs to one output, and ties are shared as autograd shares them.
+        (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    return func(*args, **kwargs), slope
+
+
+def _reduced_replay(mode: Any, slope: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    x = first(args, kwargs)
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else ())
+    keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    product = slope * x
+    return product.sum(dim, keepdim=keep) if dim != () else product.sum()
+
+
+REDUCED = Rule(_reduced_record, _reduced_replay)
+
+
+def pooled(with_indices: Any, spatial: int, *, options: int, pair: bool = False) -> Rule:
+    """Max-pooling over ``spatial`` axes; ``options`` positional arguments before return_indices."""
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        named = {k: v for k, v in kwargs.items() if k != "return_indices"}
+        out, index = with_indices(*args[:options], **named)
+        return ((out, index) if pair else out), (index, mode.state_after(func))
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        index, state = decision
+        flat = first(args, kwargs).flatten(-spatial).gather(-1, index.flatten(-spatial))
+        mode.jump_to(state)
+        return (flat.view(index.shape), index) if pair else flat.view(index.shape)
+
+    return Rule(record, replay)

@@ -1,0 +1,30 @@
+"""What is said where the examples cannot be told apart."""
+
+from __future__ import annotations
+
+from torch import nn
+
+COMPILED = (
+    "estimator='seht-s' sees a model operation by operation, and a compiled one hides them; "
+    "pass the model as it was before torch.compile, or use estimator='seht-h'"
+)
+
+
+class ExampleError(RuntimeError):
+    """The loss is no sum over examples, or the examples cannot be told apart."""
+
+
+def no_sum(reason: str, dim: int) -> ExampleError:
+    """The error of examples that meet, with what to do about it; they begin along ``dim``."""
+    return ExampleError(
+        f"estimator='seht-s' needs a loss that is a sum over examples, and here {reason}; use "
+        "estimator='seht-h', keep the examples apart up to the loss, or say where they lie "
+        f"with batch_dim= (now dimension {dim} of the model's inputs)"
+    )
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """A compiled model hides its operations."""
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise ExampleError(COMPILED)

@@ -95,10 +95,8 @@ class ShardedPasses(Passes):
         others = [leaf for leaf in found if id(leaf) not in {*gathered, *shards, *cut}]
         self.leaves = [*(w for w in shards.values() if w.requires_grad), *others]
         if self.older:
-            whole = {id(w): name for name, w in self.task.weights.items()}
-            named = {whole.get(id(w)): i for i, w in gathered.items()}
-            by_id = {id(leaf): leaf for leaf in found}
-            drawn = {n: by_id.get(named.get(n, id(w)), w) for n, w in self.task.weights.items()}
+            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found}
+            drawn = {n: met.get(id(w), w) for n, w in self.task.weights.items()}
             refuse_older(drawn, [self.loss], since)
         reached = {id(gathered.get(id(leaf), leaf)) for leaf in found}
         mask = torch.tensor([float(id(w) in reached) for w in self.task.weights.values()])

@@ -53,6 +53,13 @@ def add_train(commands: Any) -> None:
         "--method", default="weight-decay", metavar="M", help="(default: weight-decay)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share every batch (DDP), one for each device (default: 1)",
+    )
     _shared(parser, "runs/train/RECIPE/METHOD/seed-N")
     parser.set_defaults(run=run_train)
 
@@ -163,6 +170,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     def run(arguments: argparse.Namespace) -> int:
         from seht.commands.targets import UsageError
         from seht.lab import progress
+        from seht.lab.ranks import leads
         from seht.lab.records import RunError
         from seht.lab.report import ReportError
 
@@ -171,6 +179,8 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
                 progress.plain_warnings()
                 return function(arguments)
         except (RunError, ReportError) as error:
+            if not leads():
+                return 2  # the first rank says it
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
             print("\nseht: interrupted; the same command goes on from here", file=sys.stderr)
@@ -183,7 +193,11 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 def run_train(arguments: argparse.Namespace) -> int:
     """Train, and say where the results are."""
     from seht.lab import progress
+    from seht.lab.ranks import leads
+    from seht.lab.records import RunError
 
+    if arguments.devices < 1:
+        raise RunError("--devices must be at least 1")
     recipe, (spec,) = _read(lambda: (_recipe(arguments), [_spec(arguments.method)]))
     default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
     out = Path(arguments.out or default)
@@ -196,10 +210,13 @@ def run_train(arguments: argparse.Namespace) -> int:
         out,
         data_dir=arguments.data_dir,
         device=arguments.device,
+        devices=arguments.devices,
         watch=progress.make(f"{spec.text}, seed {arguments.seed}"),
         save_every=arguments.save_every,
         retry=arguments.retry,
     )
+    if not leads():
+        return 0 if result.done else 1
     if not result.done:
         print(f"failed: {result.reason}")
     for which, metrics in result.metrics.items():
@@ -219,8 +236,12 @@ def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, print the table and say where the page is."""
     from seht.lab import progress, report
     from seht.lab.compare import Comparison, compare
+    from seht.lab.ranks import under_torchrun
+    from seht.lab.records import RunError
     from seht.lab.trials import InTurn, Processes, Trial
 
+    if under_torchrun():
+        raise RunError("seht compare runs its trials in processes of its own: --jobs, no torchrun")
     recipe, rows = _read(lambda: _rows(arguments))
     out = Path(arguments.out or Path("runs", recipe.name))
     grid = rows if arguments.grid else None

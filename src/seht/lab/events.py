@@ -16,13 +16,20 @@ from seht.lab.records import writing
 
 
 class Events:
-    """The run's one file of events; the rows that a resumed run starts with are written anew."""
+    """The run's one file of events; the rows that a resumed run starts with are written anew.
 
-    def __init__(self, directory: Path, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.directory, self.rows = directory, list(rows)
+    With ``on`` false there is none: another process writes it.
+    """
+
+    def __init__(
+        self, directory: Path, rows: Sequence[Mapping[str, Any]] = (), *, on: bool = True
+    ) -> None:
+        self.directory, self.rows, self.on = directory, list(rows), on
         self.file: BinaryIO | None = None
 
     def __enter__(self) -> Events:
+        if not self.on:
+            return self
         from tensorboard.compat.proto.event_pb2 import Event
 
         with writing(self.directory):

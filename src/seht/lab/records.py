@@ -141,7 +141,8 @@ class Record:
     def check(self, config: dict[str, Any]) -> bool:
         """Whether the directory is this run's; ``False`` if it is nobody's, an error otherwise."""
         there = read_json(self.directory / "config.json")
-        other = None if there is None else difference(config, there)
+        ours = {**config, "ranks": config.get("ranks")}  # not there where there is one
+        other = None if there is None else difference(ours, there)
         if other is not None:
             raise RunError(
                 f"{self.directory} holds another run ({other}); choose another directory with "
@@ -164,6 +165,14 @@ class Record:
                 f"{path} is no result of this version of seht ({error}); remove it, and the same "
                 "command makes it again"
             ) from error
+
+    def ended(self, config: dict[str, Any], retry: bool) -> Result | None:
+        """This run's result, if it has one that is to stay; with ``retry`` a failed one goes."""
+        result = self.result() if self.check(config) else None
+        if result is None or result.done or not retry:
+            return result
+        self.forget()
+        return None
 
     def forget(self) -> None:
         """Make a run that has ended one that has not begun."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.progress import Silence, Watch
+from seht.lab.ranks import join
 from seht.lab.records import Record, Result, RunError, fingerprint, plain, write
 from seht.lab.schedule import rate
 from seht.lab.spectrum import EXAMPLES, spectrum
 from seht.lab.training import Training, repeatable
 from seht.lab.trials import SAVE_EVERY
+from seht.record import NonFiniteError
 
 LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
 
@@ -39,6 +43,7 @@ def train(
     *,
     data_dir: str | Path | None = None,
     device: str = "auto",
+    devices: int = 1,
     test: bool = True,
     label: str | None = None,
     watch: Watch | None = None,
@@ -59,6 +64,7 @@ def train(
         out: the run's own directory.
         data_dir: where to look for the data first.
         device: Fabric's accelerator: ``auto``, ``cpu``, ``cuda``.
+        devices: so many processes share every batch (DDP); under ``torchrun``, those it started.
         test: ``False`` keeps away from the test set (for searches on the validation split).
         label: the method's name in records, where that is not its text.
         watch: is told how the run goes.
@@ -69,37 +75,43 @@ def train(
     from seht.lab.methods.parse import parse
 
     spec = parse(method)
-    watch = watch or Silence()
+    ranks = join(device, devices, recipe.precision)
+    watch = watch if watch is not None and ranks.leads else Silence()
     record = Record(Path(out))
     name = label or spec.text
-    config = describe(recipe, name, seed, test)
-    with alone(record.directory, patience):
-        if record.check(config) and (result := record.result()) is not None:
-            if result.done or not retry:
-                return result
-            record.forget()
-        run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
-        with repeatable(recipe.threads):
-            try:
-                training = Training(recipe, spec, seed, data_dir=data_dir, device=device)
-            except ValueError as error:  # a setting that does not fit, or missing data
-                raise RunError(" ".join(str(error).split())) from error
-            record.claim(config)
-            try:
-                result = run.run(training)
-            except (ArithmeticError, RuntimeError) as error:
-                result = run.failed(training, error)
-            finally:
-                watch.close()
-        record.finish(result)
-    return result
+    config = describe(recipe, name, seed, test, ranks.count)
+    with ExitStack() as held:
+        ranks.lead(lambda: held.enter_context(alone(record.directory, patience)))
+        there = ranks.lead(lambda: record.ended(config, retry))
+        if there is None:
+            run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
+            with repeatable(recipe.threads):
+                try:
+                    training = Training(recipe, spec, seed, data_dir=data_dir, ranks=ranks)
+                except ValueError as error:  # a setting that does not fit, or missing data
+                    raise RunError(" ".join(str(error).split())) from error
+                ranks.lead(lambda: record.claim(config))
+                try:
+                    result = run.run(training)
+                except (ArithmeticError, RuntimeError) as error:
+                    if ranks.count > 1 and not isinstance(error, (DivergedError, NonFiniteError)):
+                        raise  # a rank that is gone, perhaps: no result of the computation
+                    result = run.failed(training, error)
+                finally:
+                    watch.close()
+            ranks.lead(lambda: record.finish(result))
+        ranks.leave()
+    return result if there is None else there
 
 
-def describe(recipe: Recipe, method: str, seed: int, test: bool = True) -> dict[str, Any]:
+def describe(
+    recipe: Recipe, method: str, seed: int, test: bool = True, ranks: int = 1
+) -> dict[str, Any]:
     """What makes a run this run."""
     from seht.lab.recipes import identity
 
-    return plain({"recipe": identity(recipe), "method": method, "seed": seed, "test": test})
+    found = {"recipe": identity(recipe), "method": method, "seed": seed, "test": test}
+    return plain(found | ({"ranks": ranks} if ranks > 1 else {}))
 
 
 class _Run:
@@ -124,13 +136,14 @@ class _Run:
 
     def run(self, training: Training) -> Result:
         recipe = training.recipe  # as the method wants it
+        self.ranks = training.ranks
         state = checkpoint.load(self.record.checkpoint, self.identity, training.fabric.device)
         if state is not None:
             training.load_state_dict(state["training"])
             self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
         self.watch.begin(recipe.epochs, training.data.steps_per_epoch, training.step)
         saved = time.perf_counter()
-        with Events(self.record.directory, self.rows) as events:
+        with Events(self.record.directory, self.rows, on=self.ranks.leads) as events:
             while training.epoch < recipe.epochs:
                 losses = [row["valid_loss"] for row in self.rows]
                 lr = rate(recipe.optim, recipe.epochs, training.epoch, losses)
@@ -145,12 +158,12 @@ class _Run:
                     self.watch.step(training.step)
                     now = time.perf_counter()
                     self.seconds += now - clock
-                    if now - saved > self.save_every:
+                    if self.ranks.any(now - saved > self.save_every):
                         self.save(training)
                         saved = time.perf_counter()
                     clock = time.perf_counter()
                 row = self.end_epoch(training, lr)
-                events.add(row)
+                self.ranks.lead(partial(events.add, row))
                 self.watch.epoch(row)
         return self.finish(training)
 
@@ -168,7 +181,9 @@ class _Run:
         """Validate, write the epoch's row, keep the weights if they are the best so far."""
         means = self.look(training)
         task, number = training.recipe.task, training.epoch + 1
-        valid = evaluate(training.model, training.data.eval_batches("valid"), task)
+        valid = self.ranks.lead(
+            lambda: evaluate(training.own, training.data.eval_batches("valid"), task)
+        )
         if valid and not math.isfinite(valid["loss"]):
             raise DivergedError(f"the validation loss is {valid['loss']} in epoch {number}")
         row = {
@@ -186,7 +201,7 @@ class _Run:
             weights = {k: v.detach().cpu().clone() for k, v in training.model.state_dict().items()}
             self.best = {"row": row, "weights": weights}
         training.epoch, training.position = number, 0
-        self.record.metrics(self.rows)
+        self.ranks.lead(lambda: self.record.metrics(self.rows))
         return row
 
     def save(self, training: Training) -> None:
@@ -197,10 +212,14 @@ class _Run:
             "best": self.best,
             "seconds": self.seconds,
         }
-        checkpoint.save(self.record.checkpoint, state, self.identity)
+        self.ranks.lead(lambda: checkpoint.save(self.record.checkpoint, state, self.identity))
 
     def finish(self, training: Training) -> Result:
         """The last weights' figures and the best weights'; the one time the test set is read."""
+        return self.ranks.lead(lambda: self.ended(training))
+
+    def ended(self, training: Training) -> Result:
+        """The same, on the rank that writes; the others wait."""
         model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
         found = flatness(model, batches, self.seed)
@@ -223,7 +242,7 @@ class _Run:
         valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
         found = {name: value for name, value in valid.items() if value is not None}
         if self.test:
-            test = evaluate(training.model, training.data.eval_batches("test"), task)
+            test = evaluate(training.own, training.data.eval_batches("test"), task)
             if not math.isfinite(test["loss"]):
                 raise DivergedError(f"the test loss is {test['loss']} after epoch {row['epoch']}")
             found |= {f"test_{name}": value for name, value in test.items()}

@@ -2,7 +2,8 @@
 
 The device and the precision are Lightning Fabric's business. Random numbers of a step come from
 torch's global generator, which is seeded anew for every epoch: what an epoch draws depends on the
-seed and its number, not on what was drawn before.
+seed and its number, not on what was drawn before. Where several ranks train, it is seeded for every
+step, first alike, for the batch, then for each rank apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from seht.lab.config import Recipe
 from seht.lab.methods.base import Batch, Run
+from seht.lab.ranks import Ranks, single
 
 
 def mix(seed: int, number: int) -> int:
@@ -51,19 +53,23 @@ class Training:
         *,
         data_dir: str | Path | None = None,
         device: str = "auto",
+        ranks: Ranks | None = None,
     ) -> None:
-        from lightning_fabric import Fabric
-
         from seht.lab import data, models
 
         self.method = method.build(recipe)
         self.recipe = self.method.configure(recipe)
         self.seed = seed
-        self.fabric = Fabric(accelerator=device, devices=1, precision=self.recipe.precision)
+        self.ranks = ranks or single(device, self.recipe.precision)
+        self.fabric = self.ranks.fabric
         self.data = data.load(self.recipe, seed, data_dir=data_dir, device=str(self.fabric.device))
         torch.manual_seed(mix(seed, 0))
         self.bare = bare = models.build(self.recipe.model, self.data)
         self.model = self.fabric.setup_module(bare)
+        self.own = self.model
+        """The model without the other ranks, for what one of them computes alone."""
+        if self.ranks.count > 1:
+            self.own = type(self.model)(bare, self.fabric.strategy, original_module=bare)
         self.method.setup(
             Run(self.recipe, bare, self.data.classes, self.data.steps_per_epoch, seed)
         )
@@ -81,7 +87,7 @@ class Training:
         self.sums: dict[str, list[float]] = {}
         """Of this epoch's figures: total and count."""
         self.loss = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
-        """Sum of this epoch's losses, left on the device."""
+        """Sum of this epoch's losses, left on the device; this rank's share of them."""
 
     @property
     def step(self) -> int:
@@ -104,13 +110,19 @@ class Training:
         """One step: batch, closure, objective, gradient, optimiser."""
         from seht.lab.methods.loss import make_closure
 
+        several = self.ranks.count > 1
+        if several:
+            torch.manual_seed(self._step_seed(0))
         batch = self.method.batch(replace(batch, hidden=self.hidden), self.step)
+        batch, weight = self.ranks.share(batch)
+        if several:
+            torch.manual_seed(self._step_seed(1 + self.ranks.rank))
         objective = self.method.objective(make_closure(self.model, batch, self.method))
 
         def compute() -> tuple[Tensor, dict[str, Any]]:
             self.optimizer.zero_grad()
             loss, aux = objective()
-            self.fabric.backward(loss)
+            self.fabric.backward(loss if weight == 1 else weight * loss)
             if self.recipe.optim.clip is not None:
                 self.fabric.clip_gradients(
                     self.model,
@@ -126,44 +138,60 @@ class Training:
         else:
             self.optimizer.step()
         self.hidden = detached(aux.get("hidden"))
-        self.loss += aux["loss"]
+        self.loss += aux["loss"] * (weight / self.ranks.count)
         self.position += 1
         for name, value in self.method.log().items():
             total = self.sums.setdefault(name, [0.0, 0])
             total[0] += value
             total[1] += 1
 
+    def _step_seed(self, stream: int) -> int:
+        streams = 1 + self.ranks.count
+        return mix(mix(self.seed, self.epoch + 1), streams * self.position + stream)
+
     def means(self) -> dict[str, float]:
-        """This epoch's figures so far; reads the loss from the device."""
-        means = {"train_loss": self.loss.item() / max(1, self.position)}
-        return means | {name: total / count for name, (total, count) in self.sums.items()}
+        """This epoch's figures so far, of all ranks; reads the loss from the device."""
+        own = [total / count for total, count in self.sums.values()]
+        loss, *rest = self.ranks.total([self.loss, *own])
+        means = {"train_loss": loss / max(1, self.position)}
+        return means | {
+            name: figure / self.ranks.count for name, figure in zip(self.sums, rest, strict=True)
+        }
 
     # --- state --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a process needs to go on as if nothing had happened."""
+        """Everything that a process needs to go on as if nothing had happened.
+
+        With several ranks all have to ask, and the first has the whole: what is each rank's own is
+        gathered there.
+        """
         cuda = self.fabric.device.type == "cuda"
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+        own = {
             "method": self.method.state_dict(),
-            "epoch": self.epoch,
-            "position": self.position,
             "hidden": self.hidden,
             "sums": self.sums,
             "loss": self.loss,
+        }
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "position": self.position,
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.fabric.device) if cuda else None,
+            **(own if self.ranks.count == 1 else {"ranks": self.ranks.gather(own)}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.method.load_state_dict(state["method"])
+        own = state if self.ranks.count == 1 else state["ranks"][self.ranks.rank]
+        self.method.load_state_dict(own["method"])
         self.epoch, self.position = state["epoch"], state["position"]
-        self.hidden, self.sums = state["hidden"], state["sums"]
-        self.loss.copy_(state["loss"])
+        self.hidden, self.sums = own["hidden"], own["sums"]
+        self.loss.copy_(own["loss"])
         torch.set_rng_state(state["random"].cpu())
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.fabric.device)

@@ -39,6 +39,7 @@ from seht.engines.base import (
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.precision import Casts, check_precision, prepared
 from seht.safe_ops import safe_ops
 
 
@@ -56,15 +57,22 @@ class AutogradEngine:
 
     name = "autograd"
 
+    def __init__(self, *, precision: str = "full") -> None:
+        self.precision = check_precision(precision)
+
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_scripted(task.model, self.name)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
-        buffers = BorrowedBuffers(task.model)
-        boundary = Boundary(task) if task.curvature == "ggn" else None
-        with torch.inference_mode(False), torch.enable_grad(), buffers:
-            with boundary or nullcontext(), safe_ops():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            prepared(task, self.precision) as (task, precision),
+            BorrowedBuffers(task.model) as buffers,
+        ):
+            boundary = Boundary(task) if task.curvature == "ggn" else None
+            with boundary or nullcontext(), Casts(precision), safe_ops(), precision.run():
                 output = task.closure()
             loss = check_loss(split(output)[0])
             with _explained():
@@ -72,9 +80,12 @@ class AutogradEngine:
                     trace, unused = hutchinson(loss, task)
                 else:
                     trace, unused = gauss_newton(loss, boundary, task)
+            if precision.wide or (lean and precision.apart):
+                loss, trace = precision.handed_on([loss, trace])
         if not task.differentiable:
             loss, trace = loss.detach(), trace.detach()
-        return Estimate(loss, trace, output, unused, error=0.0, commit=buffers.commit)
+        commit = precision.committing(buffers.commit)
+        return Estimate(loss, trace, output, unused, error=0.0, commit=commit)
 
     def state(self) -> dict[str, Any]:
         """Nothing to remember."""

@@ -29,6 +29,7 @@ from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored, handed_out
 from seht.engines.passes import Gradient, Passes, add, sketch, times
+from seht.engines.precision import check_precision, prepared
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
 from seht.engines.tracking import Memory
@@ -41,7 +42,12 @@ class DifferenceEngine:
     name = "difference"
 
     def __init__(
-        self, *, kappa: float | None = None, two_sided: bool = False, kinks: str = "frozen"
+        self,
+        *,
+        kappa: float | None = None,
+        two_sided: bool = False,
+        kinks: str = "frozen",
+        precision: str = "full",
     ) -> None:
         if kappa is not None and not (math.isfinite(kappa) and kappa > 0):
             raise ValueError(f"kappa must be a positive number, not {kappa!r}")
@@ -50,6 +56,7 @@ class DifferenceEngine:
         self.kinks = kinks
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.two_sided = two_sided
+        self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
 
@@ -61,14 +68,19 @@ class DifferenceEngine:
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
         if free and task.per_sample:
             raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
-        with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            uninterrupted(),
+            prepared(task, self.precision) as (task, precision),
+        ):
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
                     raise ValueError(
                         "kinks='free' takes neither limit= nor on_nonfinite='skip': its objective "
                         "is the mean of two losses; leave them out, or give kappa="
                     )
-                return noise_stability(task)
+                return noise_stability(task, precision)
             watch = watch and not free and self.steps.due
             prefix = not watch and not free and _pays(task)
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
@@ -81,12 +93,13 @@ class DifferenceEngine:
                 prefix=prefix,
                 watch=not free and (watch or self.steps.uses < 2),
                 memory=self.memory,
+                precision=precision,
             )
             if not passes.used:
-                loss = passes.loss
+                loss = passes.ends([passes.loss])[0][0]
                 found = Estimate(loss, loss.detach().new_zeros(()), passes.output, passes.unused)
             else:
-                dtype = next(iter(passes.used.values())).dtype
+                dtype = precision.effective(next(iter(passes.used.values())).dtype)
                 kappa = self.steps.start(task.curvature, dtype)
                 if task.curvature == "ggn":
                     found = gauss_newton(
@@ -94,7 +107,7 @@ class DifferenceEngine:
                     )
                 else:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
-        found.commit = passes.buffers.commit
+        found.commit = precision.committing(passes.buffers.commit)
         found.shared = passes.shared
         if not task.differentiable:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
@@ -155,10 +168,11 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         if not fold:
             total = add(times(total, factor * unit), times(centre or [], 1 + factor * pull))
         loss = loss.detach()
-        whole = handed_out(loss + factor * trace, total, passes.leaves)
+        whole = handed_out(loss + factor * trace, total, passes.targets)
     elif task.differentiable:
         units = [unit] * len(total)
-        trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *passes.inputs)
+        [loss], inputs = passes.ends([loss])
+        trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *inputs)
     orders = (2.0, 2.0) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

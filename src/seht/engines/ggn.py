@@ -61,10 +61,11 @@ def gauss_newton(
             pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
             total = times(total, factor)
             passes.pull_into(total, roots, pulls)
-        whole = handed_out(loss + factor * trace, total, passes.leaves)
+        whole = handed_out(loss + factor * trace, total, passes.targets)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
-        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)
+        [loss, *z], inputs = passes.ends([loss, *z])
+        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *inputs)
     orders = ((2.0, 1.0) if two_sided else (1.0, 1.0)) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

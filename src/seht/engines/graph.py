@@ -110,6 +110,11 @@ def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
             hooks.update(saved)
 
 
+def dense(g: Tensor | None) -> Tensor | None:
+    """A sparse gradient (``nn.Embedding(sparse=True)``) written out: sums and signs need it so."""
+    return g.to_dense() if g is not None and g.layout != torch.strided else g
+
+
 Take = Callable[[int, Tensor], None]
 _LARGE = 1 << 16  # numbers; for less, a call into Python costs more than the memory is worth
 
@@ -172,11 +177,11 @@ class Stored(torch.autograd.Function):
                 for g, s in zip(ctx.gradients, ctx.scales, strict=True)
             ]
         if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
-            parts = _once(parts)
+            parts = once(parts)
         return (None, None, None, *parts)
 
 
-def _once(gradients: list[Tensor | None]) -> list[Tensor | None]:
+def once(gradients: list[Tensor | None]) -> list[Tensor | None]:
     """Gradients that raise where they are differentiated again.
 
     PyTorch's ``once_differentiable`` does so only where the gradient from above has a graph; a

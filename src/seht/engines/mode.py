@@ -13,7 +13,9 @@ from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
 from seht.engines.axes import COMPILED, ExampleError
+from seht.engines.halves import widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
+from seht.engines.precision import Precision
 from seht.engines.rules import Rule
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
@@ -47,6 +49,7 @@ class Mode(TorchFunctionMode):
         self._compiled = False
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
+        self.precision = Precision()
         self.witness: Witness | None = None
         self.layers: dict[Any, Rule] | None = None
         """The per-sample rules of layers, where every example has a probe of its own."""
@@ -66,6 +69,7 @@ class Mode(TorchFunctionMode):
                 torch._dynamo.graph_break()
             return self._call(func, args, kwargs)
         break_in()
+        self.precision.meet()
         if func in _METADATA:
             return func(*args, **kwargs)
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
@@ -78,6 +82,8 @@ class Mode(TorchFunctionMode):
                 self.witness.lose_sight()
         if self._compiled or func is _VIEWS:
             return func(*args, **kwargs)
+        if self.precision.wide:
+            args, kwargs = widened(func, args, kwargs)
         if self.witness is None:
             return self._call(func, args, kwargs)
         self.witness.see(func, args, kwargs, frozen=self.frozen(), lenient=self.lenient)

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.axes import ExampleError
+from seht.engines.axes import ExampleError, every_tensor
 from seht.engines.base import Directions, Probe, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
-from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
+from seht.engines.deferred import Deferred
+from seht.engines.graph import Take, dense, handing_over, leaves_of, mark, quiet, refuse_older
 from seht.engines.layers import LAYERS
+from seht.engines.precision import Casts, Precision
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.rules import Dropped
 from seht.engines.signs import Signs
@@ -42,8 +44,10 @@ class Passes:
         watch: bool = False,
         memory: Memory | None = None,
         dropped: Dropped | None = None,
+        precision: Precision | None = None,
     ) -> None:
         self.task = task
+        self.precision = precision or Precision()
         self.frozen = frozen
         self.random = RandomState(task.weights.values())
         self.tracker: Tracker | None = None
@@ -61,6 +65,7 @@ class Passes:
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}
             self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
+        self.precision.check_leaves(self.leaves)
         reached = {id(leaf) for leaf in self.leaves}
         if self.older:
             refuse_older(task.weights, [self.loss], since)
@@ -83,6 +88,7 @@ class Passes:
         """Run the closure at the weights as they are, and record it."""
         self.buffers = BorrowedBuffers(self.task.model)
         self.recorder = Recorder(self.random, compact=lean, prefix=prefix)
+        self.recorder.precision = self.precision
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
         if self.boundary is not None:
             self.boundary.cut = lean
@@ -97,7 +103,8 @@ class Passes:
                 self.recorder.witness = self._witness(since, self.buffers)
             watching = nullcontext() if tracker is None else tracker.watching()
             with watching, self.boundary or nullcontext(), self._mode(self.recorder):
-                self.output = self.task.closure()
+                with self.precision.run():
+                    self.output = self.task.closure()
         self.loss = check_loss(split(self.output)[0])
         if tracker is not None:
             tracker.finish(self.loss)
@@ -137,6 +144,30 @@ class Passes:
         """What the perturbed passes' gradients belong to: the leaves, and results of the prefix."""
         return [*self.leaves, *(result for result, _ in self._stand_ins.values())]
 
+    @property
+    def targets(self) -> list[Tensor]:
+        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
+        return self.precision.targets(self.leaves)
+
+    def ends(self, roots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """For the scalar form: the roots of the centre's graph and :attr:`inputs`.
+
+        As they are, or (``deferred.py``) where the user's backward would be less precise than ours.
+        """
+        if not self.precision.apart:
+            return roots, self.inputs
+        inner = [*roots, *(result for result, _ in self._stand_ins.values())]
+        found = Deferred.apply(
+            self.precision.backward,
+            self.precision.scale,
+            self.older or keeps_graph(self.output),
+            inner,
+            self.leaves,
+            *self.targets,
+        )
+        leaves = list(found[len(inner) :])
+        return list(found[: len(roots)]), [*leaves, *found[len(roots) : len(inner)]]
+
     def _roots(self) -> list[Tensor]:
         if self.boundary is None or not self.boundary.cut:
             return [self.loss]
@@ -157,7 +188,7 @@ class Passes:
         return Witness(since, own, before=self.recorder.witness)
 
     def _mode(self, mode: Any) -> Any:
-        return mode if self.frozen else nullcontext()
+        return mode if self.frozen else Casts(self.precision)
 
     @contextmanager
     def at(
@@ -177,7 +208,8 @@ class Passes:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
                     with self.boundary or nullcontext(), self._mode(replayer), extra_run():
-                        output = self.task.closure()
+                        with self.precision.run():
+                            output = self.task.closure()
                 if self.frozen:
                     replayer.finish(self.end)
                     self._watch = False  # one comparison is enough
@@ -234,12 +266,21 @@ class Passes:
         gradient in ``more`` comes last.
         """
         targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
+        scale = self.precision.scale
+        if scale != 1:
+            cotangents = [
+                torch.full_like(out, scale) if c is None else c * scale
+                for out, c in zip(outputs, cotangents or [None] * len(outputs), strict=True)
+            ]
+            give = take
+            take = None if give is None else lambda place, g: give(place, g / scale)
         handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
         with quiet(self.leaves), handing as taken:
             found = torch.autograd.grad(
                 outputs, [*targets, *more], cotangents, retain_graph=keep, allow_unused=True
             )
-        return [None if place in taken else dense(g) for place, g in enumerate(found)]
+        parts = [None if place in taken else dense(g) for place, g in enumerate(found)]
+        return parts if scale == 1 else times(parts, 1 / scale)
 
     def pull_into(
         self,
@@ -313,9 +354,9 @@ class Passes:
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
 
 
-def dense(g: Tensor | None) -> Tensor | None:
-    """A sparse gradient (``nn.Embedding(sparse=True)``) written out: sums and signs need it so."""
-    return g.to_dense() if g is not None and g.layout != torch.strided else g
+def keeps_graph(output: Any) -> bool:
+    """Whether the closure's aux leaves the graph in the user's hands."""
+    return any(t.requires_grad for t in every_tensor(split(output)[1]))
 
 
 def inner(direction: Tensor, g: Tensor, most: int = 1 << 18) -> Tensor:

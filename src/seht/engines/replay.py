@@ -178,6 +178,7 @@ class Replayer(Mode):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder.random, recorder.compact)
+        self.precision = recorder.precision
         self.layers = recorder.layers
         self.packed = recorder.packed
         self.tracker = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from seht.engines.base import (
 )
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
 from seht.engines.precision import Casts, check_precision, prepared
 from seht.safe_ops import safe_ops
@@ -72,7 +74,8 @@ class AutogradEngine:
             BorrowedBuffers(task.model) as buffers,
         ):
             boundary = Boundary(task) if task.curvature == "ggn" else None
-            with boundary or nullcontext(), Casts(precision), safe_ops(), precision.run():
+            casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
+            with boundary or nullcontext(), casts, safe_ops(), precision.run(), checkpoints():
                 output = task.closure()
             loss = check_loss(split(output)[0])
             with _explained():

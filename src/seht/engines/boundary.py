@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Task
+from seht.engines.halves import HALVES
 from seht.engines.prefix import shares_memory
 from seht.engines.rules import Dropped
 from seht.probes import clean_name
@@ -110,6 +111,8 @@ class Boundary:
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
             if self._is_weight(tensor):
                 tensor = tensor.clone()  # put out as it is it would move with the weight
+            if tensor.dtype in HALVES:
+                tensor = tensor.float()  # what follows is divided by the step
             if self.cut:
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())

@@ -9,16 +9,25 @@ of the centre, differentiates it as the perturbed passes were, and scales the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from seht.engines.graph import dense, once, quiet
 
-Around = Callable[[], AbstractContextManager[Any]]
+
+class Precise(Protocol):
+    """How the perturbed passes were differentiated (``precision.py``)."""
+
+    @property
+    def scale(self) -> float:
+        """What gradients are multiplied by meanwhile."""
+
+    def backward(self) -> AbstractContextManager[None]:
+        """What surrounds a backward pass."""
 
 
 class Deferred(torch.autograd.Function):
@@ -27,15 +36,14 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        around: Around,
-        scale: float,
+        precision: Precise,
         keep: bool,
         roots: list[Tensor],
         leaves: list[Tensor],
         *targets: Tensor,
     ) -> tuple[Tensor, ...]:
         """Aliases of both; a root in half precision comes out in float32."""
-        ctx.around, ctx.scale, ctx.keep = around, scale, keep
+        ctx.precision, ctx.keep = precision, keep
         ctx.roots, ctx.leaves = roots, leaves
         ctx.set_materialize_grads(False)
         outs = [r.detach() if r.dtype == torch.float64 else r.detach().float() for r in roots]
@@ -50,29 +58,33 @@ class Deferred(torch.autograd.Function):
         keep = ctx.keep or torch._C._autograd._get_current_graph_task_keep_graph()
         if parts:
             with torch.no_grad():
-                size = _size([g for _, g in parts])
-            with ctx.around(), torch.enable_grad(), quiet(ctx.leaves):
+                pulls, back = normalised([g for _, g in parts], ctx.precision.scale)
+            with ctx.precision.backward(), torch.enable_grad(), quiet(ctx.leaves):
                 found = torch.autograd.grad(
                     [root for root, _ in parts],
                     ctx.leaves,
-                    [(g.detach() / size * ctx.scale).to(root.dtype) for root, g in parts],
+                    [pull.to(root.dtype) for (root, _), pull in zip(parts, pulls, strict=True)],
                     retain_graph=keep,
                     allow_unused=True,
                 )
             with torch.no_grad():
                 for place, g in enumerate(map(dense, found)):
                     if g is not None:
-                        g = g * (size / ctx.scale).to(g.dtype)
+                        g = g * back.to(g.dtype)
                         known = total[place]
                         total[place] = g if known is None else known + g
         if torch.is_grad_enabled():
             total = once(total)
-        return (None, None, None, None, None, *total)
+        return (None, None, None, None, *total)
 
 
-def _size(cotangents: Sequence[Tensor]) -> Tensor:
-    """What to take out of the cotangents: all of a single number, else a power of two."""
+def normalised(cotangents: Sequence[Tensor], scale: float) -> tuple[list[Tensor], Tensor]:
+    """The cotangents brought to the size ``scale``, and what brings their gradients back.
+
+    A single number becomes ``scale`` itself; else a power of two is taken out, which is exact.
+    """
     size = torch.stack([g.abs().max().double() for g in cotangents]).max()
     if len(cotangents) > 1 or cotangents[0].numel() > 1:
         size = size.log2().floor().exp2()
-    return torch.where((size > 0) & size.isfinite(), size, 1.0)
+    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
+    return [g.detach() * (scale / size).to(g.dtype) for g in cotangents], size / scale

@@ -12,12 +12,14 @@ of the first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
 from seht.engines.graph import handed_out, leaves_of, mark, quiet, refuse_older
 from seht.engines.mode import Generators
 from seht.engines.passes import Gradient, add, times
@@ -46,7 +48,8 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
                 with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
                     since = mark()
                     own = Generators(random, again=commit is not None)
-                    with buffers, own, Casts(precision), precision.run():
+                    casts = Casts(precision, partial(BorrowedBuffers, task.model))
+                    with buffers, own, casts, precision.run(), checkpoints():
                         result = _run(task.closure, again=commit is not None)
                     loss = check_loss(split(result)[0])
                     if commit is None:

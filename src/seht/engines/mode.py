@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -50,6 +50,8 @@ class Mode(TorchFunctionMode):
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
         self.precision = Precision()
+        self.borrowed: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """What surrounds a part of the closure that a checkpoint runs again: other buffers."""
         self.witness: Witness | None = None
         self.layers: dict[Any, Rule] | None = None
         """The per-sample rules of layers, where every example has a probe of its own."""
@@ -141,14 +143,6 @@ class Mode(TorchFunctionMode):
 def idle(func: Any) -> bool:
     """A detach in the forward of a custom Function, where nothing is tracked anyway."""
     return func in DETACH and not torch.is_grad_enabled()
-
-
-def checkpointed() -> bool:
-    """Whether what is computed here will be computed again in the backward pass."""
-    if torch.compiler.is_compiling():
-        return False
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 class Generators(TorchFunctionMode):

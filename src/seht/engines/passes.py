@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from seht.engines.axes import ExampleError, every_tensor
 from seht.engines.base import Directions, Probe, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
 from seht.engines.deferred import Deferred
 from seht.engines.graph import Take, dense, handing_over, leaves_of, mark, quiet, refuse_older
 from seht.engines.layers import LAYERS
@@ -89,6 +91,7 @@ class Passes:
         self.buffers = BorrowedBuffers(self.task.model)
         self.recorder = Recorder(self.random, compact=lean, prefix=prefix)
         self.recorder.precision = self.precision
+        self.recorder.borrowed = partial(BorrowedBuffers, self.task.model)
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
         if self.boundary is not None:
             self.boundary.cut = lean
@@ -103,7 +106,7 @@ class Passes:
                 self.recorder.witness = self._witness(since, self.buffers)
             watching = nullcontext() if tracker is None else tracker.watching()
             with watching, self.boundary or nullcontext(), self._mode(self.recorder):
-                with self.precision.run():
+                with self.precision.run(), checkpoints():
                     self.output = self.task.closure()
         self.loss = check_loss(split(self.output)[0])
         if tracker is not None:
@@ -158,8 +161,7 @@ class Passes:
             return roots, self.inputs
         inner = [*roots, *(result for result, _ in self._stand_ins.values())]
         found = Deferred.apply(
-            self.precision.backward,
-            self.precision.scale,
+            self.precision,
             self.older or keeps_graph(self.output),
             inner,
             self.leaves,
@@ -188,7 +190,7 @@ class Passes:
         return Witness(since, own, before=self.recorder.witness)
 
     def _mode(self, mode: Any) -> Any:
-        return mode if self.frozen else Casts(self.precision)
+        return mode if self.frozen else Casts(self.precision, mode.borrowed)
 
     @contextmanager
     def at(
@@ -203,7 +205,8 @@ class Passes:
         replayer.signs = self.signs(sigma, step, track)
         self.random.begin(self.start)
         try:
-            with self.weights.moved(sigma, step) if sigma is not None else nullcontext():
+            moved = self.weights.moved(sigma, step) if sigma is not None else nullcontext()
+            with moved, checkpoints():
                 with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
@@ -266,21 +269,18 @@ class Passes:
         gradient in ``more`` comes last.
         """
         targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
-        scale = self.precision.scale
-        if scale != 1:
-            cotangents = [
-                torch.full_like(out, scale) if c is None else c * scale
-                for out, c in zip(outputs, cotangents or [None] * len(outputs), strict=True)
-            ]
+        scaled = self.precision.scaled(outputs, cotangents)
+        if scaled is not None:
+            cotangents, back = scaled
             give = take
-            take = None if give is None else lambda place, g: give(place, g / scale)
+            take = None if give is None else lambda place, g: give(place, g * back.to(g.dtype))
         handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
         with quiet(self.leaves), handing as taken:
             found = torch.autograd.grad(
                 outputs, [*targets, *more], cotangents, retain_graph=keep, allow_unused=True
             )
         parts = [None if place in taken else dense(g) for place, g in enumerate(found)]
-        return parts if scale == 1 else times(parts, 1 / scale)
+        return parts if scaled is None else times(parts, back)
 
     def pull_into(
         self,

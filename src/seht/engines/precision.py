@@ -9,8 +9,8 @@ own would (never a mixture), and the step is made larger instead (``steps.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seht.engines.base import Task
-from seht.engines.deferred import Deferred
+from seht.engines.deferred import Deferred, normalised
 from seht.engines.graph import leaves_of
 from seht.engines.halves import HALVES, Copies, in_half, widened
 from seht.estimators import unknown
@@ -129,7 +129,7 @@ class Precision:
         """The same values, whose gradients go to the originals of the copies."""
         leaves = leaves_of([r for r in roots if r.requires_grad], 0)[0]
         self.check_leaves(leaves)
-        found = Deferred.apply(self.backward, 1.0, keep, roots, leaves, *self.targets(leaves))
+        found = Deferred.apply(self, keep, roots, leaves, *self.targets(leaves))
         return list(found[: len(roots)])
 
     def committing(self, commit: Callable[[], None]) -> Callable[[], None]:
@@ -143,6 +143,18 @@ class Precision:
             own()
 
         return both
+
+    def scaled(
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None] | None
+    ) -> tuple[list[Tensor], Tensor] | None:
+        """In float16: cotangents at a size that neither underflows nor overflows, and the way back.
+        None where nothing is to be done.
+        """
+        if self.scale == 1:
+            return None
+        given = cotangents or [None] * len(outputs)
+        pairs = zip(outputs, given, strict=True)
+        return normalised([torch.ones_like(o) if c is None else c for o, c in pairs], self.scale)
 
     @property
     def scale(self) -> float:
@@ -166,9 +178,23 @@ def prepared(task: Task, precision: str) -> Iterator[tuple[Task, Precision]]:
 class Casts(TorchFunctionMode):
     """Keeps the passes to their precision where no other mode of ours looks at each call."""
 
-    def __init__(self, precision: Precision) -> None:
+    def __init__(self, precision: Precision, *again: Callable[[], Any]) -> None:
         super().__init__()
         self._precision = precision
+        self._again = again
+
+    def recomputing(self) -> Callable[[], AbstractContextManager[None]]:
+        """What an activation checkpoint that is made now has to run again in."""
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with ExitStack() as stack:
+                stack.enter_context(Casts(self._precision, *self._again))
+                for surroundings in self._again:
+                    stack.enter_context(surroundings())
+                yield
+
+        return again
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -14,9 +14,8 @@ answered by the other kind, which gives the same gradients.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,32 +23,11 @@ import torch.utils.checkpoint as place
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
-_lock = threading.Lock()
-_inside = 0
-_original: dict[str, Any] = {}
+from seht.engines.replaced import Replaced
 
-
-@contextmanager
-def checkpoints() -> Iterator[None]:
-    """Checkpoints that are made in the block, inside a mode of ours, run again under that mode.
-
-    PyTorch's own names are replaced meanwhile, for all threads; elsewhere they do what they did.
-    """
-    global _inside
-    with _lock:
-        _inside += 1
-        if _inside == 1:
-            _original.update({name: getattr(place, name) for name in _REPLACED})
-            for name, replacement in _REPLACED.items():
-                setattr(place, name, replacement)
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                for name, value in _original.items():
-                    setattr(place, name, value)
+def checkpoints() -> AbstractContextManager[None]:
+    """Checkpoints that are made in the block, inside a mode of ours, run again under that mode."""
+    return _PLACE.on()
 
 
 def _mode() -> Any:
@@ -109,12 +87,13 @@ class _NotReentrant:
 
 
 def _real(name: str) -> Any:
-    return _original[name]
+    return _PLACE.originals[name]
 
 
-_REPLACED: dict[str, Any] = {
-    "_CheckpointFrame": _frame,
-    "_checkpoint_hook": _hooks("_checkpoint_hook"),
-    "_recomputation_hook": _hooks("_recomputation_hook"),
-    "CheckpointFunction": _NotReentrant,
-}
+_PLACE = Replaced(
+    place,
+    _CheckpointFrame=_frame,
+    _checkpoint_hook=_hooks("_checkpoint_hook"),
+    _recomputation_hook=_hooks("_recomputation_hook"),
+    CheckpointFunction=_NotReentrant,
+)

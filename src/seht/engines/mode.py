@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from seht.engines.axes import COMPILED, ExampleError
 from seht.engines.halves import widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
-from seht.engines.precision import Precision
+from seht.engines.precision import DEVICES, Precision
 from seht.engines.rules import Rule
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
@@ -69,7 +70,9 @@ class Mode(TorchFunctionMode):
             if not torch.is_grad_enabled():
                 # A no_grad of the user's or a custom Function, which look the same in a trace.
                 torch._dynamo.graph_break()
-            return self._call(func, args, kwargs)
+            if func is checkpoint:  # traced as a whole, without a look at what is inside
+                torch._dynamo.graph_break()
+            return self._traced(func, args, kwargs)
         break_in()
         self.precision.meet()
         if func in _METADATA:
@@ -95,6 +98,19 @@ class Mode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
+
+    def _traced(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call that is being compiled: what autocast does to it is traced, too."""
+        for kind in DEVICES:
+            if torch.is_autocast_enabled(kind):
+                if self.precision.native:
+                    self.precision.note(torch.get_autocast_dtype(kind))
+                else:
+                    with torch.autocast(kind, enabled=False):
+                        return self._traced(func, args, kwargs)
+        if self.precision.wide:
+            args, kwargs = widened(func, args, kwargs)
+        return self._call(func, args, kwargs)
 
     def rule(self, func: Any) -> Rule | None:
         """How a function is recorded and replayed; None where it runs as it is."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from seht.engines.base import Task
 from seht.engines.deferred import Deferred, normalised
 from seht.engines.graph import leaves_of
 from seht.engines.halves import HALVES, Copies, in_half, widened
+from seht.engines.replaced import Replaced
 from seht.estimators import unknown
 
 PRECISIONS = ("full", "native")
@@ -28,7 +30,7 @@ FP16_SCALE = 2.0**10
 """Gradients in float16 are computed times this power of two: small ones would be flushed to 0."""
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
-_DEVICES = tuple(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
+DEVICES = tuple(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
 _any_autocast = torch._C._is_any_autocast_enabled
 
 
@@ -36,7 +38,7 @@ def autocasts() -> list[tuple[str, torch.dtype]]:
     """The devices on which autocast is on, with its type."""
     if not _any_autocast():
         return []
-    return [(k, torch.get_autocast_dtype(k)) for k in _DEVICES if torch.is_autocast_enabled(k)]
+    return [(k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k)]
 
 
 def check_precision(precision: str) -> str:
@@ -44,6 +46,20 @@ def check_precision(precision: str) -> str:
     if precision not in PRECISIONS:
         raise ValueError(unknown("precision", precision, PRECISIONS))
     return precision
+
+
+_strict: ContextVar[bool] = ContextVar("seht_strict", default=False)
+
+
+def _enter(self: Any) -> Any:
+    """``torch.autocast.__enter__`` in a pass: compiled code must not find it on either."""
+    result = _autocast.originals["__enter__"](self)
+    if _strict.get():
+        torch.set_autocast_enabled(self.device, False)
+    return result
+
+
+_autocast = Replaced(torch.autocast, __enter__=_enter)
 
 
 class Precision:
@@ -69,7 +85,7 @@ class Precision:
         self.apart |= bool(lowered)
         if self.native:
             for dtype in lowered:
-                self._note(dtype)
+                self.note(dtype)
         with self.backward():
             yield self
 
@@ -86,7 +102,15 @@ class Precision:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Around one run of the closure: with ``"native"``, the user's autocast is on again."""
-        if not self.native or not self._outside:
+        if not self.native:
+            token = _strict.set(True)
+            try:
+                with _autocast.on():
+                    yield
+            finally:
+                _strict.reset(token)
+            return
+        if not self._outside:
             yield
             return
         # Autocast keeps the weights it has cast, and would not notice that they have moved.
@@ -100,14 +124,15 @@ class Precision:
             torch.clear_autocast_cache()
 
     def meet(self) -> None:
-        """Called before every operation of a closure: an autocast that it entered is noticed."""
+        """Called before every operation of a closure: an autocast that is on is noticed."""
         for kind, dtype in autocasts():
             if self.native:
-                self._note(dtype)
+                self.note(dtype)
             else:  # its end sets what was there before, so that nothing is to be undone
                 torch.set_autocast_enabled(kind, False)
 
-    def _note(self, dtype: torch.dtype) -> None:
+    def note(self, dtype: torch.dtype) -> None:
+        """The passes compute in this type."""
         self.apart = True
         if dtype in HALVES and self.lowest != torch.bfloat16:
             self.lowest = dtype

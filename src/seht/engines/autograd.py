@@ -88,6 +88,7 @@ class AutogradEngine:
         if not task.differentiable:
             loss, trace = loss.detach(), trace.detach()
         commit = precision.committing(buffers.commit)
+        output = precision.given_out(output)
         return Estimate(loss, trace, output, unused, error=0.0, commit=commit)
 
     def state(self) -> dict[str, Any]:

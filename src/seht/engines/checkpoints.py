@@ -25,6 +25,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from seht.engines.replaced import Replaced
 
+
 def checkpoints() -> AbstractContextManager[None]:
     """Checkpoints that are made in the block, inside a mode of ours, run again under that mode."""
     return _PLACE.on()

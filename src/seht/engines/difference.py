@@ -109,6 +109,7 @@ class DifferenceEngine:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
         found.commit = precision.committing(passes.buffers.commit)
         found.shared = passes.shared
+        found.output = precision.given_out(found.output)
         if not task.differentiable:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
         found.learn = self._learn

@@ -20,6 +20,7 @@ from seht.engines.base import Task
 
 HALVES = (torch.float16, torch.bfloat16)
 _TO_HALF = frozenset({torch.Tensor.half, torch.Tensor.bfloat16})
+_KEEP = frozenset({torch.Tensor.copy_, torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 
 
 def in_half(task: Task) -> bool:
@@ -27,22 +28,23 @@ def in_half(task: Task) -> bool:
     return any(w.dtype in HALVES for w in task.weights.values())
 
 
-def widened(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a call, with float32 in place of half precision (also where it is named)."""
-    if func in _TO_HALF:  # ``x.half()`` names its type itself
-        return args, kwargs
-    if func is torch.Tensor.copy_ or func is torch.Tensor.data.__set__:  # type: ignore[attr-defined]
-        return args, kwargs  # what is written into keeps its type
-    return _wide(args), {k: _wide(v) for k, v in kwargs.items()}
+def widened(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """A call with float32 in place of half precision, also where that is named (``x.half()``)."""
+    if func in _KEEP:  # what is written into keeps its type
+        return func, args, kwargs
+    if func in _TO_HALF:
+        func = torch.Tensor.float
+    return func, wide(args), {k: wide(v) for k, v in kwargs.items()}
 
 
-def _wide(value: Any) -> Any:
+def wide(value: Any) -> Any:
+    """The same in float32: a tensor, the name of a type, or several of them."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in HALVES else value
     if isinstance(value, torch.dtype):
         return torch.float32 if value in HALVES else value
     if type(value) in (tuple, list):
-        return type(value)(_wide(item) for item in value)
+        return type(value)(wide(item) for item in value)
     return value
 
 
@@ -51,6 +53,7 @@ class Copies:
 
     def __init__(self, task: Task) -> None:
         self._model = task.model
+        self._names = {id(p): name for name, p in task.model.named_parameters()}
         self._copies: dict[int, tuple[Tensor, nn.Parameter]] = {}
         """By identity of a parameter: itself and its copy."""
         self._originals: dict[int, Tensor] = {}
@@ -58,9 +61,9 @@ class Copies:
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         for parameter in task.model.parameters():
             if parameter.dtype in HALVES:
-                wide = nn.Parameter(parameter.detach().float(), parameter.requires_grad)
-                self._copies[id(parameter)] = (parameter, wide)
-                self._originals[id(wide)] = parameter
+                copy = nn.Parameter(parameter.detach().float(), parameter.requires_grad)
+                self._copies[id(parameter)] = (parameter, copy)
+                self._originals[id(copy)] = parameter
         weights = {
             n: self._copies[id(w)][1] if id(w) in self._copies else w
             for n, w in task.weights.items()
@@ -85,15 +88,15 @@ class Copies:
                         setattr(module, name, self._copies[id(parameter)][1])
                 for name, buffer in list(module._buffers.items()):
                     if buffer is not None and buffer.dtype in HALVES:
-                        wide = buffer.float()
-                        self._buffers.append((module, name, buffer, wide))
-                        module._buffers[name] = wide
+                        copy = buffer.float()
+                        self._buffers.append((module, name, buffer, copy))
+                        module._buffers[name] = copy
             yield
         finally:
-            for module, name, parameter in held:
-                setattr(module, name, parameter)
-            for module, name, buffer, _ in self._buffers:
-                module._buffers[name] = buffer
+            for module, name, original in held:
+                setattr(module, name, original)
+            for module, name, held_buffer, _ in self._buffers:
+                module._buffers[name] = held_buffer
 
     def original(self, leaf: Tensor) -> Tensor:
         """What the gradient of a leaf belongs to."""
@@ -103,7 +106,7 @@ class Copies:
         """An original in the graph was reached past its module, and would not move."""
         for leaf in leaves:
             if id(leaf) in self._copies:
-                name = next(n for n, p in self._model.named_parameters() if p is leaf)
+                name = self._names[id(leaf)]
                 raise RuntimeError(
                     f"the closure reaches the parameter {name!r}, which is in half precision, past "
                     "its module, where it cannot be replaced by its float32 copy; use "
@@ -112,9 +115,9 @@ class Copies:
 
     def commit(self) -> None:
         """Buffers take over what the pass wrote into their copies."""
-        for module, name, buffer, wide in self._buffers:
+        for module, name, buffer, copy in self._buffers:
             now = module._buffers.get(name)
             if now is not buffer and now is not None:  # the closure has put another one there
                 module._buffers[name] = now.to(buffer.dtype)
             else:
-                buffer.data.copy_(wide)
+                buffer.data.copy_(copy)

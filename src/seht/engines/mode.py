@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from seht.engines.axes import COMPILED, ExampleError
-from seht.engines.halves import widened
+from seht.engines.halves import wide, widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
-from seht.engines.precision import DEVICES, Precision
+from seht.engines.precision import DEVICES, Precision, any_autocast
 from seht.engines.rules import Rule
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
@@ -56,6 +56,8 @@ class Mode(TorchFunctionMode):
         self.witness: Witness | None = None
         self.layers: dict[Any, Rule] | None = None
         """The per-sample rules of layers, where every example has a probe of its own."""
+        self.second = False
+        """Whether an activation checkpoint runs its part again."""
         self.lenient = False
         """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
         self.depth = 0
@@ -74,9 +76,11 @@ class Mode(TorchFunctionMode):
                 torch._dynamo.graph_break()
             return self._traced(func, args, kwargs)
         break_in()
-        self.precision.meet()
+        if any_autocast():
+            self.precision.meet()
         if func in _METADATA:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return wide(out) if self.precision.wide else out
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
@@ -88,7 +92,7 @@ class Mode(TorchFunctionMode):
         if self._compiled or func is _VIEWS:
             return func(*args, **kwargs)
         if self.precision.wide:
-            args, kwargs = widened(func, args, kwargs)
+            func, args, kwargs = widened(func, args, kwargs)
         if self.witness is None:
             return self._call(func, args, kwargs)
         self.witness.see(func, args, kwargs, frozen=self.frozen(), lenient=self.lenient)
@@ -109,8 +113,18 @@ class Mode(TorchFunctionMode):
                     with torch.autocast(kind, enabled=False):
                         return self._traced(func, args, kwargs)
         if self.precision.wide:
-            args, kwargs = widened(func, args, kwargs)
+            func, args, kwargs = widened(func, args, kwargs)
         return self._call(func, args, kwargs)
+
+    def meets(self, generator: torch.Generator | None) -> bool:
+        """Whether the call draws from a generator of the closure's own."""
+        if generator is not None and self.second:
+            raise RuntimeError(
+                "the closure draws from a generator of its own inside an activation checkpoint, "
+                "which draws other numbers when it runs again, in plain training too; draw them "
+                "before the checkpoint, or use torch's global generator"
+            )
+        return generator is not None
 
     def rule(self, func: Any) -> Rule | None:
         """How a function is recorded and replayed; None where it runs as it is."""

@@ -105,9 +105,14 @@ class Passes:
             if self._watch:
                 self.recorder.witness = self._witness(since, self.buffers)
             watching = nullcontext() if tracker is None else tracker.watching()
-            with watching, self.boundary or nullcontext(), self._mode(self.recorder):
-                with self.precision.run(), checkpoints():
-                    self.output = self.task.closure()
+            with (
+                watching,
+                self.boundary or nullcontext(),
+                self._mode(self.recorder),
+                self.precision.run(),
+                checkpoints(),
+            ):
+                self.output = self.task.closure()
         self.loss = check_loss(split(self.output)[0])
         if tracker is not None:
             tracker.finish(self.loss)
@@ -210,9 +215,9 @@ class Passes:
                 with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
-                    with self.boundary or nullcontext(), self._mode(replayer), extra_run():
-                        with self.precision.run():
-                            output = self.task.closure()
+                    own = self._mode(replayer)
+                    with self.boundary or nullcontext(), own, extra_run(), self.precision.run():
+                        output = self.task.closure()
                 if self.frozen:
                     replayer.finish(self.end)
                     self._watch = False  # one comparison is enough

@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seht.engines.base import Task
+from seht.engines.boundary import mapped
 from seht.engines.deferred import Deferred, normalised
 from seht.engines.graph import leaves_of
-from seht.engines.halves import HALVES, Copies, in_half, widened
+from seht.engines.halves import HALVES, Copies, in_half, wide, widened
 from seht.engines.replaced import Replaced
+from seht.engines.tf32 import shortened, unshortened
 from seht.estimators import unknown
 
 PRECISIONS = ("full", "native")
@@ -31,12 +33,12 @@ FP16_SCALE = 2.0**10
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 DEVICES = tuple(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
-_any_autocast = torch._C._is_any_autocast_enabled
+any_autocast = torch._C._is_any_autocast_enabled
 
 
 def autocasts() -> list[tuple[str, torch.dtype]]:
     """The devices on which autocast is on, with its type."""
-    if not _any_autocast():
+    if not any_autocast():
         return []
     return [(k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k)]
 
@@ -157,6 +159,10 @@ class Precision:
         found = Deferred.apply(self, keep, roots, leaves, *self.targets(leaves))
         return list(found[: len(roots)])
 
+    def given_out(self, output: Any) -> Any:
+        """What the closure returned; a graph that ends in copies is nothing to differentiate."""
+        return mapped(output, _dead_end) if self.wide else output
+
     def committing(self, commit: Callable[[], None]) -> Callable[[], None]:
         """Buffers in half precision take over what their copies did."""
         if self._copies is None:
@@ -229,63 +235,18 @@ class Casts(TorchFunctionMode):
         if not torch.compiler.is_compiling():
             self._precision.meet()
             if self._precision.wide:
-                args, kwargs = widened(func, args, kwargs)
-        return func(*args, **kwargs)
+                func, args, kwargs = widened(func, args, kwargs)
+        out = func(*args, **kwargs)
+        return wide(out) if self._precision.wide and isinstance(out, torch.dtype) else out
 
 
-# --- TF32 ------------------------------------------------------------------------------------------
-
-_OPERATIONS = [(b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
-_get_new = getattr(torch._C, "_get_fp32_precision_getter", None)
-_set_new: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
-
-
-def shortened(kinds: set[str]) -> torch.dtype | None:
-    """How float32 products are shortened on these devices: float16 for TF32, bfloat16, or None."""
-    found: set[str] = set()
-    if _get_new is not None:
-        for backend, operation in _OPERATIONS:
-            if {"cuda": "cuda", "mkldnn": "cpu"}[backend] in kinds:
-                found.add(_get_new(backend, operation))
-    else:
-        if "cuda" in kinds and (
-            torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-        ):
-            found.add("tf32")
-        if "cpu" in kinds and torch.get_float32_matmul_precision() == "medium":
-            found.add("bf16")
-    if "bf16" in found:
-        return torch.bfloat16
-    return torch.float16 if "tf32" in found else None
-
-
-@contextmanager
-def unshortened() -> Iterator[None]:
-    """Products and convolutions of float32 are computed in float32 while the block runs.
-
-    PyTorch has two ways to say that, of which the older raises once the newer was used. The
-    settings are the process's: another thread runs unshortened meanwhile, too.
-    """
-    try:
-        matmul = torch.get_float32_matmul_precision()
-        cublas = torch.backends.cuda.matmul.allow_tf32
-        cudnn = torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        known = [(place, _get_new(*place)) for place in _OPERATIONS]  # type: ignore[misc]
-        try:
-            for place in _OPERATIONS:
-                _set_new(*place, "ieee")
-            yield
-        finally:
-            for place, value in known:
-                _set_new(*place, value)
-        return
-    try:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        if torch.backends.cuda.matmul.allow_tf32 != cublas:
-            torch.backends.cuda.matmul.allow_tf32 = cublas
-        torch.backends.cudnn.allow_tf32 = cudnn
+def _dead_end(tensor: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    raising = torch._C._functions.DelayedError(
+        "aux of a penalised step cannot be differentiated where the weights are in half precision: "
+        "it was computed from float32 copies; add the term to the closure's loss",
+        1,
+    )
+    out: Tensor = raising(tensor.detach().requires_grad_())
+    return out

@@ -86,7 +86,7 @@ class Recorder(Mode):
             if ended and not self.compiles:  # a compiled part may hide it, in one pass or another
                 self._remember((func, True), self.random.read())
             return None
-        if "generator" in kwargs:
+        if "generator" in kwargs and self.meets(kwargs["generator"]):
             self.random.meet(kwargs["generator"])
         prefix = self.prefix
         if prefix is None or prefix.closed or self.depth or torch.compiler.is_compiling():
@@ -136,12 +136,17 @@ class Recorder(Mode):
         """
         if self.prefix is not None:  # a part of it would be missing when it runs again
             self.prefix.spoil()
+        if self.tracker is not None and self.tracker.coupling == "frozen":
+            raise KinkError(
+                "coupling='frozen' keeps the batch statistics of each pass, and an activation "
+                "checkpoint would drop them; switch checkpointing off on penalised steps"
+            )
         random, precision, borrowed = self.random, self.precision, self.borrowed
 
         @contextmanager
         def again() -> Iterator[None]:
             mode = Recorder(random, compact=True)
-            mode.precision, mode.borrowed = precision, borrowed
+            mode.precision, mode.borrowed, mode.second = precision, borrowed, True
             with borrowed(), mode:
                 yield
 
@@ -218,7 +223,7 @@ class Replayer(Mode):
             if ended and not self._in_prefix and not self._compiles:
                 self.random.write(self._take(func, True))
             return None
-        if "generator" in kwargs:
+        if "generator" in kwargs and self.meets(kwargs["generator"]):
             self._generators.meet(kwargs["generator"])
         if func in _ASSIGN and isinstance(args[0], nn.Parameter):
             return None  # a moved weight stays where it was moved to
@@ -238,13 +243,13 @@ class Replayer(Mode):
         return rule.replay(self, decision, func, args, kwargs)
 
     def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What an activation checkpoint that is made now has to run again in: the same decisions."""
+        """What an activation checkpoint that is made now has to run again in: its decisions."""
         start = copy.copy(self)
 
         @contextmanager
         def again() -> Iterator[None]:
             mode = copy.copy(start)
-            mode._used, mode.witness = [], None
+            mode._used, mode.witness, mode.second = [], None, True
             with mode.borrowed(), mode, extra_run():
                 yield
 

@@ -53,21 +53,20 @@ class StepControl:
     gap: int = 8
     moves: int = 0
     warned: bool = False
-    precision: str | None = None
-    """The type that the step was found for."""
+    eps: float | None = None
+    """The relative rounding of the passes that the step was found for."""
 
     def start(self, curvature: str, dtype: torch.dtype) -> float:
         """The step to use now, for passes that compute in this type."""
-        if self.precision not in (None, str(dtype)):  # autocast went on or off
+        eps = torch.finfo(dtype).eps
+        if self.eps not in (None, eps):  # autocast went on or off
             self.kappa = self.kappa if self.fixed else None
             self.error = self.ahead = None
             self.next_check, self.gap, self.moves = self.uses, 8, 0
-        self.precision = str(dtype)
+        self.eps = eps
         if self.kappa is None:
             if (curvature, dtype) not in START:
-                raise TypeError(
-                    f"engine='difference' needs real floating weights, not {dtype}"
-                )
+                raise TypeError(f"engine='difference' needs real floating weights, not {dtype}")
             self.kappa = START[curvature, dtype]
         if self.ahead is not None:
             self.error = self.ahead
@@ -119,8 +118,7 @@ class StepControl:
             self.next_check = self.uses + 1
         else:
             self._wait()
-        half = self.precision in ("torch.float16", "torch.bfloat16")
-        bad = _BAD_HALF if half else _BAD
+        bad = _BAD if self.eps is None or self.eps < 1e-6 else _BAD_HALF
         if self.ahead > bad and self.gap > 1 and self.ahead * share > _GOOD and not self.warned:
             self.warned = True
             self._warn(rounding > truncation)

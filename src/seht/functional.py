@@ -13,6 +13,8 @@ from seht.engines import engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
 from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
+from seht.engines.precision import Casts, Precision
 from seht.engines.shards import refuse_sharded
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
@@ -105,8 +107,14 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     check_arguments(model, closure)
     refuse_sharded(model, "seht.exact_trace")
     chosen = list(probes.choose(model, params).tensors.values())
-    with torch.inference_mode(False), torch.enable_grad(), BorrowedBuffers(model):
-        with safe_ops():
+    precision = Precision()
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        BorrowedBuffers(model),
+        precision.around(chosen),
+    ):
+        with Casts(precision, safe_ops), safe_ops(), precision.run(), checkpoints():
             loss = check_loss(split(closure())[0])
         gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
         total = loss.new_zeros((), dtype=torch.float64)

@@ -69,7 +69,9 @@ class HessianTrace:
             ``distribution``, ``batch_dim``, ``coupling``; and the difference engine's:
             ``kappa`` (the relative step, adapted if not given), ``two_sided`` (a
             second-order ``"ggn"``), ``kinks="free"`` (the noise-stability objective instead, see
-            :mod:`seht.engines.free`).
+            :mod:`seht.engines.free`); and for both engines ``precision``: ``"full"`` (default: all
+            passes of a penalised step in float32, without autocast and TF32) or ``"native"`` (the
+            user's own precision, with a larger step), see ``docs/precision.md``.
     """
 
     def __init__(

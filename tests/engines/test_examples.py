@@ -351,18 +351,6 @@ def test_a_compiled_model_is_refused():
         trace(torch.compile(body(torch.tanh)), X)
 
 
-def test_a_checkpoint_is_refused():
-    from torch.utils.checkpoint import checkpoint
-
-    model = body(torch.tanh)
-    with pytest.raises(seht.KinkError, match="checkpoint"):
-        seht.hessian_trace(
-            model,
-            lambda: checkpoint(model, X, use_reentrant=False).pow(2).mean(),
-            estimator="seht-s",
-        )
-
-
 # --- without a graph ------------------------------------------------------------------------------
 
 

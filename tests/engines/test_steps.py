@@ -7,10 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers import batch, closure_of, network
 from single import problem
-from torch import nn
 
 import seht
 from seht.engines.steps import START, StepControl
@@ -204,16 +202,6 @@ def test_a_given_kappa_is_kept():
 def test_kappa_belongs_to_the_difference_engine():
     with pytest.raises(ValueError, match="kappa is an option of engine='difference'"):
         seht.HessianTrace(network(), weight=0.1, engine="autograd", kappa=0.01)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_low_precision_are_refused(dtype):
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
-    x = torch.randn(5, 3).to(dtype)
-    for curvature in ("hessian", "ggn"):
-        penalty = seht.HessianTrace(model, weight=0.1, engine="difference", curvature=curvature)
-        with pytest.raises(TypeError, match=rf"float32 or float64 weights, not {dtype}"):
-            penalty(lambda: F.cross_entropy(model(x).float(), torch.arange(5) % 3))
 
 
 # --- state ------------------------------------------------------------------------------------

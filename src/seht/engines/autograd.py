@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,8 +39,10 @@ from seht.engines.base import (
 )
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
 from seht.engines.parallel import refuse_parallel
+from seht.engines.precision import Casts, check_precision, prepared
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import find as find_shards
 from seht.engines.watched import own_gradients
@@ -60,6 +63,9 @@ class AutogradEngine:
 
     name = "autograd"
 
+    def __init__(self, *, precision: str = "full") -> None:
+        self.precision = check_precision(precision)
+
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_scripted(task.model, self.name)
@@ -68,10 +74,16 @@ class AutogradEngine:
         refuse_per_sample(task.estimator)
         if find_shards(task.model) is not None:
             refuse_forms(self.name, task.estimator, lean=lean)
-        buffers = BorrowedBuffers(task.model)
-        boundary = Boundary(task) if task.curvature == "ggn" else None
-        with torch.inference_mode(False), torch.enable_grad(), own_gradients(), buffers:
-            with boundary or nullcontext(), safe_ops():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            own_gradients(),
+            prepared(task, self.precision) as (task, precision),
+            BorrowedBuffers(task.model) as buffers,
+        ):
+            boundary = Boundary(task) if task.curvature == "ggn" else None
+            casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
+            with boundary or nullcontext(), casts, safe_ops(), precision.run(), checkpoints():
                 output = task.closure()
             loss = check_loss(split(output)[0])
             with _explained():
@@ -79,9 +91,13 @@ class AutogradEngine:
                     trace, unused = hutchinson(loss, task)
                 else:
                     trace, unused = gauss_newton(loss, boundary, task)
+            if precision.wide or (lean and precision.apart):
+                loss, trace = precision.handed_on([loss, trace])
         if not task.differentiable:
             loss, trace = loss.detach(), trace.detach()
-        return Estimate(loss, trace, output, unused, error=0.0, commit=buffers.commit)
+        commit = precision.committing(buffers.commit)
+        output = precision.given_out(output)
+        return Estimate(loss, trace, output, unused, error=0.0, commit=commit)
 
     def state(self) -> dict[str, Any]:
         """Nothing to remember."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from seht.engines.base import Task
 from seht.engines.dropping import Dropped
+from seht.engines.halves import HALVES
 from seht.engines.prefix import shares_memory
 from seht.probes import clean_name
 
@@ -88,7 +89,7 @@ class Boundary:
         self._drop(True)
         self._calls += 1
         # A hidden state that comes back is no output any more, but a part of the network.
-        return _map((args, kwargs), self._origin) if self._origins else None
+        return mapped((args, kwargs), self._origin) if self._origins else None
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         self._depth -= 1
@@ -102,7 +103,7 @@ class Boundary:
             self.dropped.on = on
 
     def _alias(self, value: Any, found: list[Tensor]) -> Any:
-        return _map(value, lambda tensor: self._take(tensor, found))
+        return mapped(value, lambda tensor: self._take(tensor, found))
 
     def _take(self, tensor: Tensor, found: list[Tensor]) -> Tensor:
         if not tensor.requires_grad or not tensor.is_floating_point():
@@ -110,6 +111,8 @@ class Boundary:
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
             if self._is_weight(tensor):
                 tensor = tensor.clone()  # put out as it is it would move with the weight
+            if tensor.dtype in HALVES:
+                tensor = tensor.float()  # what follows is divided by the step
             if self.cut:
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
@@ -183,23 +186,23 @@ def _find(model: nn.Module, name: str | None) -> nn.Module:
     )
 
 
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with the function applied to every tensor."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
         changed = copy.copy(value)  # keeps the type, the outputs of Hugging Face included
         for key, item in value.items():
-            changed[key] = _map(item, function)
+            changed[key] = mapped(item, function)
         return changed
     if isinstance(value, tuple):
-        items = [_map(item, function) for item in value]
+        items = [mapped(item, function) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [_map(item, function) for item in value]
+        return [mapped(item, function) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         clone = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(clone, field.name, _map(getattr(value, field.name), function))
+            object.__setattr__(clone, field.name, mapped(getattr(value, field.name), function))
         return clone
     return value

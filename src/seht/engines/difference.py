@@ -33,6 +33,7 @@ from seht.engines.graph import Stored
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
+from seht.engines.precision import check_precision, prepared
 from seht.engines.sharded import ShardedPasses, refuse_forms
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
@@ -47,7 +48,12 @@ class DifferenceEngine:
     name = "difference"
 
     def __init__(
-        self, *, kappa: float | None = None, two_sided: bool = False, kinks: str = "frozen"
+        self,
+        *,
+        kappa: float | None = None,
+        two_sided: bool = False,
+        kinks: str = "frozen",
+        precision: str = "full",
     ) -> None:
         if kappa is not None and not (math.isfinite(kappa) and kappa > 0):
             raise ValueError(f"kappa must be a positive number, not {kappa!r}")
@@ -56,6 +62,7 @@ class DifferenceEngine:
         self.kinks = kinks
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.two_sided = two_sided
+        self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
 
@@ -72,16 +79,21 @@ class DifferenceEngine:
         if shards is not None:
             refuse_forms(self.name, task.estimator, lean=lean, free=free)
             shards.refuse_partial()
-        whole = nullcontext() if shards is None else shards.cleaned()
-        quiet = uninterrupted()
-        with torch.inference_mode(False), torch.enable_grad(), quiet, own_gradients(), whole:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            uninterrupted(),
+            own_gradients(),
+            nullcontext() if shards is None else shards.cleaned(),
+            prepared(task, self.precision) as (task, precision),
+        ):
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
                     raise ValueError(
                         "kinks='free' takes neither limit= nor on_nonfinite='skip': its objective "
                         "is the mean of two losses; leave them out, or give kappa="
                     )
-                return noise_stability(task)
+                return noise_stability(task, precision)
             watch = watch and not free and self.steps.due
             prefix = not watch and not free and _pays(task) and shards is None
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
@@ -93,6 +105,7 @@ class DifferenceEngine:
                 "prefix": prefix,
                 "watch": not free and (watch or self.steps.uses < 2),
                 "memory": self.memory,
+                "precision": precision,
             }
             passes = (
                 Passes(task, **options)
@@ -102,7 +115,7 @@ class DifferenceEngine:
             if not passes.used:
                 found = _nothing_used(passes, lean)
             else:
-                dtype = next(iter(passes.used.values())).dtype
+                dtype = precision.effective(next(iter(passes.used.values())).dtype)
                 kappa = self.steps.start(task.curvature, dtype)
                 if task.curvature == "ggn":
                     found = gauss_newton(
@@ -110,9 +123,10 @@ class DifferenceEngine:
                     )
                 else:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
-        found.commit = passes.commit
+        found.commit = precision.committing(passes.commit)
         found.own = None if shards is None else passes.loss.detach()
         found.shared = passes.shared
+        found.output = precision.given_out(found.output)
         if not task.differentiable:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
         found.learn = self._learn
@@ -144,6 +158,7 @@ def _nothing_used(passes: Passes, lean: bool) -> Estimate:
     loss = passes.loss
     zero = loss.detach().new_zeros(())
     if not lean:
+        [loss], _ = passes.ends([loss])
         return Estimate(loss, zero, passes.output, passes.unused)
     if passes.boundary is None:
         gradient = passes.centre_gradient(keep=False)
@@ -196,7 +211,8 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         whole = passes.handed_out(loss + factor * trace, total)
     elif task.differentiable:
         units = [unit] * len(total)
-        trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *passes.inputs)
+        [loss], inputs = passes.ends([loss])
+        trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *inputs)
     orders = (2.0, 2.0) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

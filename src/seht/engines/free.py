@@ -12,20 +12,23 @@ of the first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
 from seht.engines.gradients import Gradient, add, times
 from seht.engines.graph import handed_out, leaves_of, mark, quiet, refuse_older
 from seht.engines.mode import Generators
+from seht.engines.precision import Casts, Precision
 from seht.engines.replay import extra_run
 from seht.engines.state import RandomState, Weights
 
 
-def noise_stability(task: Task) -> Estimate:
+def noise_stability(task: Task, precision: Precision) -> Estimate:
     """The mean of the loss at both sides of every probe, its gradient waiting."""
     e = (2 * task.weight) ** 0.5
     share = 1 / (2 * task.estimator.probes)
@@ -44,13 +47,16 @@ def noise_stability(task: Task) -> Estimate:
             try:
                 with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
                     since = mark()
-                    with buffers, Generators(random, again=commit is not None):
+                    own = Generators(random, again=commit is not None)
+                    casts = Casts(precision, partial(BorrowedBuffers, task.model))
+                    with buffers, own, casts, precision.run(), checkpoints():
                         result = _run(task.closure, again=commit is not None)
                     loss = check_loss(split(result)[0])
                     if commit is None:
                         output, commit, end = result, buffers.commit, random.read()
                         others = buffers.others
                         leaves, older = leaves_of([loss], since)
+                        precision.check_leaves(leaves)
                         refuse_older(task.weights, [loss], since)
                     with quiet(leaves):
                         part: Gradient = list(
@@ -71,9 +77,9 @@ def noise_stability(task: Task) -> Estimate:
     assert commit is not None
     reached = {id(leaf) for leaf in leaves}
     unused = report_unused(task, [n for n, w in task.weights.items() if id(w) not in reached])
-    whole = handed_out(mean.to(loss.dtype), total, leaves)
+    whole = handed_out(mean.to(loss.dtype), total, precision.targets(leaves))
     centre = mean - task.weight * trace
-    return Estimate(centre, trace, output, unused, total=whole, commit=commit)
+    return Estimate(centre, trace, output, unused, total=whole, commit=precision.committing(commit))
 
 
 def _run(closure: Callable[[], object], *, again: bool) -> object:

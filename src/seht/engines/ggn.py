@@ -70,7 +70,8 @@ def gauss_newton(
         whole = passes.handed_out(loss + factor * trace, total)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
-        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)
+        [loss, *z], inputs = passes.ends([loss, *z])
+        trace = Stored.apply(value, [*cotangents, *total], ones, *z, *inputs)
     orders = ((2.0, 1.0) if two_sided else (1.0, 1.0)) if seen else None
     return Estimate(
         loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders

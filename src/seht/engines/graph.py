@@ -172,11 +172,11 @@ class Stored(torch.autograd.Function):
                 for g, s in zip(ctx.gradients, ctx.scales, strict=True)
             ]
         if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
-            parts = _once(parts)
+            parts = once(parts)
         return (None, None, None, *parts)
 
 
-def _once(gradients: list[Tensor | None]) -> list[Tensor | None]:
+def once(gradients: list[Tensor | None]) -> list[Tensor | None]:
     """Gradients that raise where they are differentiated again.
 
     PyTorch's ``once_differentiable`` does so only where the gradient from above has a graph; a

@@ -32,6 +32,7 @@ from seht.engines.graph import leaves_of
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
+from seht.engines.tf32 import unshortened
 from seht.estimators import Estimator, SehtS
 
 KAPPA = {
@@ -98,7 +99,7 @@ def replicates(
         differentiable=False,
     )
     refuse_scripted(model, "difference")
-    with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
+    with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
         if per_layer:
             return _with_layers(task, kappa, memory)
         with dropping() as saved:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
+from seht.engines.halves import wide, widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
 from seht.engines.kinks.rules import Rule
 from seht.engines.persample.errors import COMPILED, ExampleError
+from seht.engines.precision import DEVICES, Precision, any_autocast
 from seht.engines.state import RandomState, break_in
 from seht.engines.witness import Witness, unrepeatable
 
@@ -47,9 +50,14 @@ class Mode(TorchFunctionMode):
         self._compiled = False
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
+        self.precision = Precision()
+        self.borrowed: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """What surrounds a part of the closure that a checkpoint runs again: other buffers."""
         self.witness: Witness | None = None
         self.layers: dict[Any, Rule] | None = None
         """The per-sample rules of layers, where every example has a probe of its own."""
+        self.second = False
+        """Whether an activation checkpoint runs its part again."""
         self.lenient = False
         """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
         self.depth = 0
@@ -64,10 +72,15 @@ class Mode(TorchFunctionMode):
             if not torch.is_grad_enabled():
                 # A no_grad of the user's or a custom Function, which look the same in a trace.
                 torch._dynamo.graph_break()
-            return self._call(func, args, kwargs)
+            if func is checkpoint:  # traced as a whole, without a look at what is inside
+                torch._dynamo.graph_break()
+            return self._traced(func, args, kwargs)
         break_in()
+        if any_autocast():
+            self.precision.meet()
         if func in _METADATA:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return wide(out) if self.precision.wide else out
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
@@ -78,6 +91,8 @@ class Mode(TorchFunctionMode):
                 self.witness.lose_sight()
         if self._compiled or func is _VIEWS:
             return func(*args, **kwargs)
+        if self.precision.wide:
+            func, args, kwargs = widened(func, args, kwargs)
         if self.witness is None:
             return self._call(func, args, kwargs)
         self.witness.see(func, args, kwargs, frozen=self.frozen(), lenient=self.lenient)
@@ -87,6 +102,29 @@ class Mode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
+
+    def _traced(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call that is being compiled: what autocast does to it is traced, too."""
+        for kind in DEVICES:
+            if torch.is_autocast_enabled(kind):
+                if self.precision.native:
+                    self.precision.note(torch.get_autocast_dtype(kind))
+                else:
+                    with torch.autocast(kind, enabled=False):
+                        return self._traced(func, args, kwargs)
+        if self.precision.wide:
+            func, args, kwargs = widened(func, args, kwargs)
+        return self._call(func, args, kwargs)
+
+    def meets(self, generator: torch.Generator | None) -> bool:
+        """Whether the call draws from a generator of the closure's own."""
+        if generator is not None and self.second:
+            raise RuntimeError(
+                "the closure draws from a generator of its own inside an activation checkpoint, "
+                "which draws other numbers when it runs again, in plain training too; draw them "
+                "before the checkpoint, or use torch's global generator"
+            )
+        return generator is not None
 
     def rule(self, func: Any) -> Rule | None:
         """How a function is recorded and replayed; None where it runs as it is."""
@@ -135,14 +173,6 @@ class Mode(TorchFunctionMode):
 def idle(func: Any) -> bool:
     """A detach in the forward of a custom Function, where nothing is tracked anyway."""
     return func in DETACH and not torch.is_grad_enabled()
-
-
-def checkpointed() -> bool:
-    """Whether what is computed here will be computed again in the backward pass."""
-    if torch.compiler.is_compiling():
-        return False
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 class Generators(TorchFunctionMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 from seht.engines.base import Directions, Probe, Task, check_loss, report_unused, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.checkpoints import checkpoints
+from seht.engines.deferred import Deferred
 from seht.engines.dropping import Dropped
-from seht.engines.gradients import Gradient, dense, inner, sketch
+from seht.engines.gradients import Gradient, dense, inner, sketch, times
 from seht.engines.graph import (
     Take,
     handed_out,
@@ -23,11 +26,13 @@ from seht.engines.graph import (
     quiet,
     refuse_older,
 )
+from seht.engines.persample.axes import every_tensor
 from seht.engines.persample.errors import ExampleError, refuse_compiled
 from seht.engines.persample.layers import LAYERS
 from seht.engines.persample.memory import Memory, layouts
 from seht.engines.persample.signs import Signs
 from seht.engines.persample.tracking import Tracker
+from seht.engines.precision import Casts, Precision
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness
@@ -55,8 +60,10 @@ class Passes:
         watch: bool = False,
         memory: Memory | None = None,
         dropped: Dropped | None = None,
+        precision: Precision | None = None,
     ) -> None:
         self.task = task
+        self.precision = precision or Precision()
         self.frozen = frozen
         self.random = RandomState(task.weights.values())
         self.tracker: Tracker | None = None
@@ -89,6 +96,7 @@ class Passes:
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}
             self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
+        self.precision.check_leaves(self.leaves)
         reached = {id(leaf) for leaf in self.leaves}
         if self.older:
             refuse_older(task.weights, [self.loss], since)
@@ -104,6 +112,8 @@ class Passes:
         """Run the closure at the weights as they are, and record it."""
         self.buffers = BorrowedBuffers(self.task.model)
         self.recorder = Recorder(self.random, compact=lean, prefix=prefix)
+        self.recorder.precision = self.precision
+        self.recorder.borrowed = partial(BorrowedBuffers, self.task.model)
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
         if self.boundary is not None:
             self.boundary.cut = lean
@@ -117,7 +127,13 @@ class Passes:
             if self._watch:
                 self.recorder.witness = self._witness(since, self.buffers)
             watching = nullcontext() if tracker is None else tracker.watching()
-            with watching, self.boundary or nullcontext(), self._mode(self.recorder):
+            with (
+                watching,
+                self.boundary or nullcontext(),
+                self._mode(self.recorder),
+                self.precision.run(),
+                checkpoints(),
+            ):
                 self.output = self.task.closure()
         self.loss = check_loss(split(self.output)[0])
         if tracker is not None:
@@ -158,6 +174,29 @@ class Passes:
         """What the perturbed passes' gradients belong to: the leaves, and results of the prefix."""
         return [*self.leaves, *(result for result, _ in self._stand_ins.values())]
 
+    @property
+    def targets(self) -> list[Tensor]:
+        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
+        return self.precision.targets(self.leaves)
+
+    def ends(self, roots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """For the scalar form: the roots of the centre's graph and :attr:`inputs`.
+
+        As they are, or (``deferred.py``) where the user's backward would be less precise than ours.
+        """
+        if not self.precision.apart:
+            return roots, self.inputs
+        inner = [*roots, *(result for result, _ in self._stand_ins.values())]
+        found = Deferred.apply(
+            self.precision,
+            self.older or keeps_graph(self.output),
+            inner,
+            self.leaves,
+            *self.targets,
+        )
+        leaves = list(found[len(inner) :])
+        return list(found[: len(roots)]), [*leaves, *found[len(roots) : len(inner)]]
+
     def _roots(self) -> list[Tensor]:
         if self.boundary is None or not self.boundary.cut:
             return [self.loss]
@@ -178,7 +217,7 @@ class Passes:
         return Witness(since, own, before=self.recorder.witness)
 
     def _mode(self, mode: Any) -> Any:
-        return mode if self.frozen else nullcontext()
+        return mode if self.frozen else Casts(self.precision, mode.borrowed)
 
     @contextmanager
     def at(
@@ -193,11 +232,13 @@ class Passes:
         replayer.signs = self.signs(sigma, step, track)
         self.random.begin(self.start)
         try:
-            with self.weights.moved(sigma, step) if sigma is not None else nullcontext():
+            moved = self.weights.moved(sigma, step) if sigma is not None else nullcontext()
+            with moved, checkpoints():
                 with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
-                    with self.boundary or nullcontext(), self._mode(replayer), extra_run():
+                    own = self._mode(replayer)
+                    with self.boundary or nullcontext(), own, extra_run(), self.precision.run():
                         output = self.task.closure()
                 if self.frozen:
                     replayer.finish(self.end)
@@ -255,12 +296,18 @@ class Passes:
         gradient in ``more`` comes last.
         """
         targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
+        scaled = self.precision.scaled(outputs, cotangents)
+        if scaled is not None:
+            cotangents, back = scaled
+            give = take
+            take = None if give is None else lambda place, g: give(place, g * back.to(g.dtype))
         handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
         with quiet(self.leaves), handing as taken:
             found = torch.autograd.grad(
                 outputs, [*targets, *more], cotangents, retain_graph=keep, allow_unused=True
             )
-        return [None if place in taken else dense(g) for place, g in enumerate(found)]
+        parts = [None if place in taken else dense(g) for place, g in enumerate(found)]
+        return parts if scaled is None else times(parts, back)
 
     def pull_into(
         self,
@@ -356,4 +403,9 @@ class Passes:
 
     def handed_out(self, value: Tensor, total: Gradient) -> Tensor:
         """A scalar with this value, whose gradient in the leaves is known."""
-        return handed_out(value, total, self.leaves)
+        return handed_out(value, total, self.targets)
+
+
+def keeps_graph(output: Any) -> bool:
+    """Whether the closure's aux leaves the graph in the user's hands."""
+    return any(t.requires_grad for t in every_tensor(split(output)[1]))

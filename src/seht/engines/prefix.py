@@ -50,6 +50,10 @@ class Prefix:
         self.closed, self.decisions, self.state = True, decisions, state
         self._versions = [(out, version(out)) for out in self.results()]
 
+    def spoil(self) -> None:
+        """It cannot be replayed after all."""
+        self._spoilt = True
+
     def results(self) -> Iterator[Tensor]:
         """Every tensor that a call of the prefix returned."""
         for _, out, _ in self.calls:

@@ -7,8 +7,9 @@ replayer returns them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE
 from seht.engines.kinks.rules import KinkError, depends, first
-from seht.engines.mode import Generators, Mode, checkpointed, idle
+from seht.engines.mode import Generators, Mode, idle
 from seht.engines.persample.signs import Signs
 from seht.engines.persample.tracking import Tracker
 from seht.engines.prefix import (
@@ -90,7 +91,7 @@ class Recorder(Mode):
             if ended and not self.compiles:  # a compiled part may hide it, in one pass or another
                 self._remember((func, True), self.random.read())
             return None
-        if "generator" in kwargs:
+        if "generator" in kwargs and self.meets(kwargs["generator"]):
             self.random.meet(kwargs["generator"])
         prefix = self.prefix
         if prefix is None or prefix.closed or self.depth or torch.compiler.is_compiling():
@@ -126,17 +127,35 @@ class Recorder(Mode):
                 "difference engine cannot freeze; wrap its apply with seht.register_kink, or use "
                 "engine='autograd'"
             )
-        if rule.taped and checkpointed():
-            raise KinkError(
-                f"{name(func)} lies in an activation checkpoint, whose recomputation would decide "
-                "anew in the backward pass; switch checkpointing off on penalised steps"
-            )
         out, decision = rule.record(self, func, args, kwargs)
         if rule.taped:
             # A detached weight lies in the weight's own memory, and would move with it.
             alias = func in DETACH and isinstance(first(args, kwargs), nn.Parameter)
             self._remember((func, False), decision, alias)
         return out
+
+    def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What an activation checkpoint that is made now has to run again in.
+
+        The centre decides as it did, at the same weights, and nobody needs to remember it.
+        """
+        if self.prefix is not None:  # a part of it would be missing when it runs again
+            self.prefix.spoil()
+        if self.tracker is not None and self.tracker.coupling == "frozen":
+            raise KinkError(
+                "coupling='frozen' keeps the batch statistics of each pass, and an activation "
+                "checkpoint would drop them; switch checkpointing off on penalised steps"
+            )
+        random, precision, borrowed = self.random, self.precision, self.borrowed
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            mode = Recorder(random, compact=True)
+            mode.precision, mode.borrowed, mode.second = precision, borrowed, True
+            with borrowed(), mode:
+                yield
+
+        return again
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         given = list(tensors((args, tuple(kwargs.values()))))
@@ -183,6 +202,8 @@ class Replayer(Mode):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder.random, recorder.compact)
+        self.precision = recorder.precision
+        self.borrowed = recorder.borrowed
         self.layers = recorder.layers
         self.packed = recorder.packed
         self.tracker = None
@@ -207,7 +228,7 @@ class Replayer(Mode):
             if ended and not self._in_prefix and not self._compiles:
                 self.random.write(self._take(func, True))
             return None
-        if "generator" in kwargs:
+        if "generator" in kwargs and self.meets(kwargs["generator"]):
             self._generators.meet(kwargs["generator"])
         if func in _ASSIGN and isinstance(args[0], nn.Parameter):
             return None  # a moved weight stays where it was moved to
@@ -225,6 +246,19 @@ class Replayer(Mode):
             return func(*args, **kwargs)
         decision = self._take(func, False) if rule.taped else None
         return rule.replay(self, decision, func, args, kwargs)
+
+    def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What an activation checkpoint that is made now has to run again in: its decisions."""
+        start = copy.copy(self)
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            mode = copy.copy(start)
+            mode._used, mode.witness, mode.second = [], None, True
+            with mode.borrowed(), mode, extra_run():
+                yield
+
+        return again
 
     def _skip(self, func: Any) -> Any:
         assert self._prefix is not None

@@ -53,13 +53,13 @@ class StepControl:
     gap: int = 8
     moves: int = 0
     warned: bool = False
-    eps: float | None = None
-    """The relative rounding of the passes that the step was found for."""
+    eps: float = 0.0
+    """The relative rounding of the passes that the step was found for; 0 before the first use."""
 
     def start(self, curvature: str, dtype: torch.dtype) -> float:
         """The step to use now, for passes that compute in this type."""
         eps = torch.finfo(dtype).eps
-        if self.eps not in (None, eps):  # autocast went on or off
+        if self.eps not in (0, eps):  # autocast went on or off
             self.kappa = self.kappa if self.fixed else None
             self.error = self.ahead = None
             self.next_check, self.gap, self.moves = self.uses, 8, 0
@@ -118,7 +118,7 @@ class StepControl:
             self.next_check = self.uses + 1
         else:
             self._wait()
-        bad = _BAD if self.eps is None or self.eps < 1e-6 else _BAD_HALF
+        bad = _BAD if self.eps < 1e-6 else _BAD_HALF
         if self.ahead > bad and self.gap > 1 and self.ahead * share > _GOOD and not self.warned:
             self.warned = True
             self._warn(rounding > truncation)

@@ -19,5 +19,7 @@ def test_the_example_runs():
 
 
 def test_what_it_links_to_exists():
-    for target in re.findall(r"\]\(((?:src|docs|benchmarks|examples|CITATION)[^)]*)\)", README.read_text()):
+    for target in re.findall(
+        r"\]\(((?:src|docs|benchmarks|examples|CITATION)[^)]*)\)", README.read_text()
+    ):
         assert (README.parent / target).exists(), target

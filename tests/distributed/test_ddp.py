@@ -113,7 +113,8 @@ def test_data_parallel_beside_the_model_is_refused():
 
 def test_synchronised_norm_is_harmless_in_one_process():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model).eval()
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    x = torch.randn(4, 3)
     penalty = seht.HessianTrace(model, weight=0.1)
-    penalty(lambda: model(torch.ones(4, 3)).square().mean()).backward()
+    penalty(lambda: model(x).square().mean()).backward()
     assert penalty.last.trace is not None

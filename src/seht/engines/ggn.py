@@ -94,12 +94,13 @@ def _probe(
         below = [part.detach() for part in _outputs(passes, sigma, -e)]
     with passes.at(sigma, e):
         above = list(passes.boundary.outputs)  # type: ignore[union-attr]
+        # Logits may be the largest tensors of all: every pass over them, and every new one, counts.
         direction = [
-            (a.detach() - b) / width.to(a.dtype) for a, b in zip(above, below, strict=True)
+            (a.detach() - b).div_(width.to(a.dtype)) for a, b in zip(above, below, strict=True)
         ]
         with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
             found = curvature.along(direction)
-        factors = [2 * h / width.to(h.dtype) for h in found.product]
+        factors = [h * (2 / width).to(h.dtype) for h in found.product]
         part = passes.pull(above, factors, keep=passes.older)
         del above
     by_leaf = {id(leaf): g for leaf, g in found.beyond}

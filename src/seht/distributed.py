@@ -112,7 +112,9 @@ class Ranks:
     def told(self, loss: Any, model: nn.Module) -> Any:
         """The loss, ready to be differentiated inside the forward pass of a wrapper."""
         inside = wrappers.active()
-        return loss if inside is None or not _hold(inside, model) else inside._post_forward(loss)
+        if inside is None or not _hold(inside, model):
+            return loss
+        return wrappers.told(inside, loss)
 
     def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
         """Raise here what another rank is about to raise: it would be waited for in vain."""
@@ -132,20 +134,20 @@ class Ranks:
 
 
 def find(model: nn.Module) -> list[DistributedDataParallel]:
-    """The wrappers inside the model and around it, in the order of its weights.
+    """The wrappers inside the model, or else those around it, in the order of its weights.
 
-    A module does not know what it is wrapped in, so all living objects are asked, once: with the
-    inner module in its hands the penalty would otherwise find out after the layers are drawn.
+    A module does not know what it is wrapped in, so all living objects are asked (some 50 ms,
+    once): with the inner module in its hands the penalty would otherwise find out when the closure
+    runs, and the layers have been drawn by then.
     """
-    living = gc.get_objects()
-    kinds = {kind for kind in set(map(type, living)) if DistributedDataParallel in kind.__mro__}
-    others = [o for o in living if type(o) in kinds] if kinds else []
+    found = wrappers.wrappers_in(model)
+    if not found:
+        living = gc.get_objects()
+        kinds = {kind for kind in set(map(type, living)) if DistributedDataParallel in kind.__mro__}
+        found = [each for each in living if type(each) in kinds] if kinds else []
     places = {id(p): i for i, p in enumerate(model.parameters())}
-    found = [
-        (ddp, [places[id(p)] for p in _weights(ddp) if id(p) in places])
-        for ddp in {id(o): o for o in (*wrappers.wrappers_in(model), *others)}.values()
-    ]
-    return [ddp for ddp, at in sorted(found, key=lambda pair: pair[1]) if at]
+    held = [(ddp, [places[id(p)] for p in _weights(ddp) if id(p) in places]) for ddp in found]
+    return [ddp for ddp, at in sorted(held, key=lambda pair: pair[1]) if at]
 
 
 def _weights(ddp: DistributedDataParallel) -> list[Any]:

@@ -11,6 +11,7 @@ The one backward pass that follows is then the one that the reducer was told of.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar, Token
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seht.engines.base import Closure, split
 from seht.engines.graph import leaves_of
+from seht.engines.mode import _leave_alone
 from seht.engines.parallel import grouped
 from seht.engines.replay import in_extra_run
 
@@ -156,32 +158,35 @@ class Detour:
     def finish(self, result: Any) -> Any:
         """Tell the reducers of the backward pass to come: ``result`` takes the outputs' place."""
         wrappers = list(self.called) if self._kind == _PENALISED else []
-        if not self.called and active() is None:
-            late = self._reached(result)
-            for ddp in late:  # the closure went past them, at the centre too
-                _refuse_settings(ddp)
-                ddp._pre_forward(None)
-            wrappers += late
+        for ddp in self._passed_by(result):
+            _refuse_settings(ddp)
+            ddp._pre_forward(None)
+            wrappers.append(ddp)
         outputs = self._outputs
         for ddp in wrappers:
             result, outputs = ddp._post_forward((result, outputs))
         return result
 
-    def _reached(self, result: Any) -> list[DistributedDataParallel]:
-        """Known wrappers whose weights have a gradient coming."""
-        loss = result[0] if isinstance(result, tuple) else result
-        if not self._known or not isinstance(loss, Tensor) or not loss.requires_grad:
+    def _passed_by(self, result: Any) -> list[DistributedDataParallel]:
+        """Known wrappers that the closure never called although their weights are in the loss."""
+        loss, inside = result[0] if isinstance(result, tuple) else result, active()
+        told = _weights([*self.called, *([] if inside is None else [inside])])
+        rest = [ddp for ddp in self._known if not told & _weights([ddp])]
+        if not rest or not isinstance(loss, Tensor) or not loss.requires_grad:
             return []
         leaves = {id(leaf) for leaf in leaves_of([loss], 0)[0]}
-        found = [d for d in self._known if any(id(p) in leaves for p in d._module_parameters)]
-        weights = [id(p) for ddp in found for p in ddp._module_parameters]
-        if len(set(weights)) < len(weights):
+        found = [ddp for ddp in rest if leaves & _weights([ddp])]
+        if len(_weights(found)) < sum(len(_weights([ddp])) for ddp in found):
             raise RuntimeError(
                 "several DistributedDataParallel wrappers hold the model, and the closure calls "
                 "none of them, so that it is not clear which one averages the gradients; call the "
                 "wrapper in the closure"
             )
         return found
+
+
+def _weights(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
+    return {id(p) for ddp in wrappers for p in ddp._module_parameters}
 
 
 def _install(more: int) -> None:
@@ -197,6 +202,24 @@ def _detoured(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any
     if detour is None:  # another thread's
         return _forward(self, *inputs, **kwargs)
     return detour.forward(self, inputs, kwargs)
+
+
+def told(ddp: DistributedDataParallel, loss: Any) -> Any:
+    """A loss to differentiate *inside* the wrapper's forward pass, its reducer told of it now.
+
+    The wrapper itself would do so when the pass ends, for a backward pass that has been then.
+    """
+    result, frame = ddp._post_forward(loss), sys._getframe()
+    while frame.f_back is not None and frame.f_code is not _forward.__code__:
+        frame = frame.f_back
+
+    def over(output: Any) -> Any:
+        del ddp.__dict__["_post_forward"]
+        same = sys._getframe(1) is frame  # or that pass has failed, and this is another
+        return output if same else ddp._post_forward(output)
+
+    ddp.__dict__["_post_forward"] = over
+    return result
 
 
 def joins(ddp: DistributedDataParallel) -> bool:
@@ -257,3 +280,12 @@ def _refuse_node(node: Any, made_by: Any) -> None:
             "rank is at weights of its own; compute it from this rank's examples, DDP averages "
             "the gradients"
         )
+
+
+# ``torch.compile(ddp)`` meets these in place of DDP's own, which the compiler knows to pass over.
+for _function in (
+    Detour._before, in_extra_run, collectives, _moved, _refuse_settings,
+):  # fmt: skip
+    _leave_alone(_function)
+_leave_alone(_detoured, calls=False)  # these two call the model
+_leave_alone(Detour.forward, calls=False)

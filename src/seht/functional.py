@@ -12,6 +12,8 @@ from seht.engines import engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
 from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
+from seht.engines.closures import Guarded
+from seht.engines.once import refuse_once
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
 
@@ -101,6 +103,12 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     with torch.inference_mode(False), torch.enable_grad(), BorrowedBuffers(model):
         with safe_ops():
             loss = check_loss(split(closure())[0])
+        refuse_once(
+            [loss],
+            chosen,
+            "use seht.hessian_trace with many probes instead, or compute its backward with "
+            "differentiable operations and drop the mark",
+        )
         gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
         total = loss.new_zeros((), dtype=torch.float64)
         for weight, gradient in zip(chosen, gradients, strict=True):
@@ -153,7 +161,7 @@ def make_task(
     weights = dict(items[i] for i in indices)
     return Task(
         model,
-        closure,
+        Guarded(model, closure),
         weights,
         tuple(indices),
         chosen.named,

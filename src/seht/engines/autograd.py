@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from seht.engines.alone import alone
 from seht.engines.base import (
     Directions,
     Estimate,
@@ -39,7 +40,19 @@ from seht.engines.base import (
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.graph import quiet
+from seht.engines.once import refuse_once
+from seht.engines.replay import extra_run
+from seht.engines.state import RandomState, break_in, uninterrupted
+from seht.engines.witness import unrepeatable
+from seht.hooks import hooks_of, muted
 from seht.safe_ops import safe_ops
+
+ONCE = (
+    "use engine='difference', which needs first derivatives only, or compute its backward with "
+    "differentiable operations and drop the mark"
+)
+"""What to do about a function that has a first derivative only."""
 
 
 def refuse_per_sample(estimator: object) -> None:
@@ -61,17 +74,26 @@ class AutogradEngine:
         refuse_scripted(task.model, self.name)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
-        buffers = BorrowedBuffers(task.model)
+        weights = list(task.weights.values())
         boundary = Boundary(task) if task.curvature == "ggn" else None
-        with torch.inference_mode(False), torch.enable_grad(), buffers:
-            with boundary or nullcontext(), safe_ops():
+        with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), alone(weights):
+            random = RandomState(task.model.parameters())
+            start = random.read()
+            buffers = BorrowedBuffers(task.model)
+            with buffers, boundary or nullcontext(), safe_ops(break_in) as mode:
                 output = task.closure()
-            loss = check_loss(split(output)[0])
-            with _explained():
-                if boundary is None:
-                    trace, unused = hutchinson(loss, task)
-                else:
-                    trace, unused = gauss_newton(loss, boundary, task)
+            loss = source = check_loss(split(output)[0])
+            hooks = hooks_of([task.model, *buffers.others])
+            with BorrowedBuffers(task.model, buffers.others):  # a checkpoint runs the model again
+                if hooks or mode.hooked:
+                    with again(random, start), muted(hooks), boundary or nullcontext():
+                        source = _without_hooks(task)
+                refuse_once([source], weights, ONCE)
+                with _explained(), quiet(weights):
+                    if boundary is None:
+                        trace, unused = hutchinson(source, task)
+                    else:
+                        trace, unused = gauss_newton(source, boundary, task)
         if not task.differentiable:
             loss, trace = loss.detach(), trace.detach()
         return Estimate(loss, trace, output, unused, error=0.0, commit=buffers.commit)
@@ -84,12 +106,30 @@ class AutogradEngine:
         """Nothing to remember."""
 
 
+def _without_hooks(task: Task) -> Tensor:
+    with safe_ops(break_in, deaf=True), extra_run():
+        return check_loss(split(task.closure())[0])
+
+
+@contextmanager
+def again(random: RandomState, start: list[Tensor]) -> Iterator[None]:
+    """Another run of the closure in the block, with the random numbers of the first."""
+    end = random.read()
+    random.begin(start)
+    try:
+        yield
+        if not random.equals(end):
+            raise unrepeatable("it drew other random numbers than before")
+    finally:
+        random.write(end)
+
+
 def hutchinson(loss: Tensor, task: Task) -> tuple[Tensor, tuple[str, ...]]:
     """The loop of Algorithms 1 and 2 over the task's probes."""
-    names, omega = list(task.weights), list(task.weights.values())
-    g = torch.autograd.grad(loss, omega, create_graph=True, allow_unused=True)
-    unused = report_unused(task, [n for n, part in zip(names, g, strict=True) if part is None])
-    gradient = {n: part for n, part in zip(names, g, strict=True) if part is not None}
+    omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
+    g = torch.autograd.grad(loss, list(omega.values()), create_graph=True, allow_unused=True)
+    gradient = {n: part for n, part in zip(omega, g, strict=True) if part is not None}
+    unused = report_unused(task, [n for n in task.weights if n not in gradient])
     trace = loss.new_zeros(())
     for sigma in task.probes():
         trace = trace + product(gradient, sigma, task)
@@ -120,19 +160,14 @@ def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, 
     z = boundary.outputs
     gradient, curved = slope(loss, z) if z else ([], False)
     boundary.check(curved)
-    names, omega = list(task.weights), list(task.weights.values())
+    omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
     u = [torch.zeros_like(part, requires_grad=True) for part in z]
-    backward = torch.autograd.grad(z, omega, u, create_graph=True, allow_unused=True)
-    unused = report_unused(
-        task, [n for n, part in zip(names, backward, strict=True) if part is None]
-    )
+    found = torch.autograd.grad(z, list(omega.values()), u, create_graph=True, allow_unused=True)
+    backward = {n: part for n, part in zip(omega, found, strict=True) if part is not None}
+    unused = report_unused(task, [n for n in task.weights if n not in backward])
     trace = loss.new_zeros(())
     for sigma in task.probes():
-        pairs = [
-            (part * sigma[n].to(part.dtype)).sum()
-            for n, part in zip(names, backward, strict=True)
-            if part is not None
-        ]
+        pairs = [(part * sigma[n].to(part.dtype)).sum() for n, part in backward.items()]
         if not pairs:
             break
         direction = torch.autograd.grad(

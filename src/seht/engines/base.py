@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -132,6 +133,12 @@ def split(output: Any) -> tuple[Any, Any, bool]:
 
 def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
     """Refuse what is no loss. Whether it is finite is looked at later, with the other values."""
+    if inspect.isgenerator(loss) or inspect.iscoroutine(loss):
+        loss.close()
+        raise TypeError(
+            f"the closure is a {type(loss).__name__} function; it must return the loss: write "
+            "return in place of yield, and def in place of async def"
+        )
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"the closure must return a scalar tensor or (scalar tensor, aux), "
@@ -143,6 +150,11 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
         )
     if not loss.is_floating_point():
         raise TypeError(f"the loss must be floating, not {loss.dtype}")
+    if loss.is_meta:
+        raise ValueError(
+            "the loss is on the meta device and has no value; load the model's weights, or "
+            "to_empty(device=...) them, and compute the loss on a real device"
+        )
     if graph and not loss.requires_grad:
         raise RuntimeError(
             "the loss has no graph (requires_grad is False); compute it from the model's "
@@ -152,8 +164,15 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
 
 
 def refuse_scripted(model: nn.Module, engine: str) -> None:
-    """Scripted code hides its operators: they can neither be made safe nor frozen."""
+    """Scripted code hides its operators: they can neither be made safe nor frozen. So do replicas
+    in other threads.
+    """
     for name, module in model.named_modules():
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+            raise RuntimeError(
+                "DataParallel runs replicas of the model in threads, which hide their operators "
+                "from the penalty; use DistributedDataParallel, or one device"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise RuntimeError(
                 f"{'module ' + repr(name) if name else 'the model'} is scripted, which hides its "

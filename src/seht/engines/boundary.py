@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.engines.base import Task
 from seht.engines.prefix import shares_memory
@@ -36,6 +37,9 @@ def boundary(outputs: Any) -> Any:
 class Boundary:
     """Collects the outputs of a pass, and gives out copies: only the loss lies behind them."""
 
+    copied = False
+    """Whether this came into being with a copy of the model, made inside the closure."""
+
     def __init__(self, task: Task) -> None:
         self._module = _find(task.model, task.boundary)
         self._named = task.boundary is not None
@@ -55,6 +59,10 @@ class Boundary:
         """Follows the examples, for per-sample probes."""
         self.made: set[int] = set()
         """The identities of what was given out, for those who ask where a tensor comes from."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy (or pickle) of the model has our hooks, too: there they do nothing."""
+        return {"copied": True}
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -82,6 +90,8 @@ class Boundary:
         _active.reset(self._token)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.copied:
+            return None
         self._depth += 1
         if self._depth > 1:
             return None
@@ -91,6 +101,8 @@ class Boundary:
         return _map((args, kwargs), self._origin) if self._origins else None
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        if self.copied:
+            return None
         self._depth -= 1
         if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
             return None
@@ -110,7 +122,7 @@ class Boundary:
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
             if self._is_weight(tensor):
                 tensor = tensor.clone()  # put out as it is it would move with the weight
-            if self.cut:
+            if self.cut and not is_functorch_wrapped_tensor(tensor):
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
             else:

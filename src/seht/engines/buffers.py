@@ -38,6 +38,8 @@ class BorrowedBuffers:
     def __init__(self, model: nn.Module, others: Iterable[nn.Module] = ()) -> None:
         self._roots = [model, *others]
         self._known: set[int] = set()
+        self._own: set[int] = set()
+        """The parts of the model itself."""
         self._clones: dict[int, Tensor] = {}
         self._loans: list[_Loan] = []
         self._thread = threading.get_ident()
@@ -49,6 +51,7 @@ class BorrowedBuffers:
     def __enter__(self) -> BorrowedBuffers:
         for root in self._roots:
             self._adopt(root)
+            self._own = self._own or set(self._known)
         # Compiled code guards on global hooks: with one it would be compiled anew each time.
         self._hook = None if compiles() else register_module_forward_pre_hook(self._meet)
         return self
@@ -72,7 +75,14 @@ class BorrowedBuffers:
 
     def _meet(self, module: nn.Module, inputs: object) -> None:
         # The hook is for all threads, and another one may train a model of its own.
-        if id(module) not in self._known and threading.get_ident() == self._thread:
+        if threading.get_ident() != self._thread:
+            if id(module) in self._own:
+                raise RuntimeError(
+                    "the model is called in another thread while a penalised step runs, where its "
+                    "weights are moved and its decisions cannot be seen; call it in the thread of "
+                    "the step only, or use a copy of it elsewhere"
+                )
+        elif id(module) not in self._known:
             self.others.append(module)
             self._adopt(module)
 

@@ -24,15 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.engines.alone import alone
 from seht.engines.base import Directions, Estimate, Task, refuse_scripted
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.graph import Stored, handed_out
 from seht.engines.passes import Gradient, Passes, add, sketch, times
-from seht.engines.state import uninterrupted
+from seht.engines.rules import KeepGraph
+from seht.engines.state import RandomState, uninterrupted
 from seht.engines.steps import StepControl
 from seht.engines.tracking import Memory
 from seht.estimators import unknown
+from seht.hooks import hooks_of
 
 
 class DifferenceEngine:
@@ -52,6 +55,8 @@ class DifferenceEngine:
         self.two_sided = two_sided
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
+        self._whole = False
+        """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
@@ -61,7 +66,12 @@ class DifferenceEngine:
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
         if free and task.per_sample:
             raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
-        with torch.inference_mode(False), torch.enable_grad(), uninterrupted():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            uninterrupted(),
+            alone(task.weights.values()),
+        ):
             if free and self.steps.kappa is None and task.weight > 0:
                 if not task.constant:
                     raise ValueError(
@@ -74,14 +84,26 @@ class DifferenceEngine:
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
             held = getattr(task.estimator, "coupling", None) == "frozen"
             lean = lean and not prefix and not task.skip and not held
-            passes = Passes(
-                task,
-                lean=lean,
-                frozen=not free,
-                prefix=prefix,
-                watch=not free and (watch or self.steps.uses < 2),
-                memory=self.memory,
-            )
+            lean = lean and not self._whole and not hooks_of([task.model])
+            options: dict[str, Any] = {
+                "frozen": not free,
+                "prefix": prefix,
+                "watch": not free and (watch or self.steps.uses < 2),
+                "memory": self.memory,
+            }
+            random = RandomState(task.model.parameters())
+            start = random.read()
+            try:
+                passes = Passes(task, lean=lean, **options)
+            except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
+                random.begin(start)
+                lean, self._whole = False, True
+                passes = Passes(task, **options)
+            if passes.hooked and held:
+                raise ValueError(
+                    "coupling='frozen' sends its gradient through the network's own graph, where "
+                    "backward hooks would meet it; remove the hooks, or take coupling='own'"
+                )
             if not passes.used:
                 loss = passes.loss
                 found = Estimate(loss, loss.detach().new_zeros(()), passes.output, passes.unused)
@@ -126,7 +148,8 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
     """The mean over the probes, with 1 + 2K passes."""
     task, loss = passes.task, passes.loss
     scale = task.estimator.scale / task.estimator.probes
-    centre = passes.centre_gradient(keep=not lean) if lean or watch else None
+    early = lean or watch or (passes.hooked and task.differentiable)
+    centre = passes.centre_gradient(keep=not lean) if early else None
     value = loss.new_zeros((), dtype=torch.float64)
     pull = torch.zeros_like(value)
     unit, total = pull, Gradient()
@@ -156,6 +179,9 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
             total = add(times(total, factor * unit), times(centre or [], 1 + factor * pull))
         loss = loss.detach()
         whole = handed_out(loss + factor * trace, total, passes.leaves)
+    elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
+        total = add(times(total, unit), times(centre or [], pull))
+        trace = Stored.apply(trace, total, [1.0] * len(total), *passes.inputs)
     elif task.differentiable:
         units = [unit] * len(total)
         trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *passes.inputs)

@@ -32,10 +32,10 @@ def gauss_newton(
     """The mean over the probes, with 1 + K passes (lean: one more forward pass)."""
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
-    z = list(passes.boundary.outputs)
-    curvature = Curvature(loss, z)
+    plain, z = passes.apart()
+    curvature = Curvature(plain, z)
     passes.boundary.check(curvature.curved)
-    behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
+    behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())
@@ -62,6 +62,9 @@ def gauss_newton(
             total = times(total, factor)
             passes.pull_into(total, roots, pulls)
         whole = handed_out(loss + factor * trace, total, passes.leaves)
+    elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
+        total = add(total, passes.pull(z, cotangents, keep=passes.older))
+        trace = Stored.apply(value, total, [1.0] * len(total), *passes.inputs)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *passes.inputs)

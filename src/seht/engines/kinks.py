@@ -19,7 +19,16 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from seht import losses
-from seht.engines.constants import ALIAS, CAST, CONSTANT, DETACHED, GRADIENT, PADDED
+from seht.engines.constants import (
+    ALIAS,
+    BACKWARD,
+    CAST,
+    CONSTANT,
+    DETACHED,
+    GRADIENT,
+    HOOKED,
+    PADDED,
+)
 from seht.engines.norms import dist, norm, pairwise_distance
 from seht.engines.rules import (
     LINEAR,
@@ -33,6 +42,7 @@ from seht.engines.rules import (
     refused,
     sided,
 )
+from seht.hooks import REGISTER
 
 
 def spellings(names: str) -> list[Any]:
@@ -151,6 +161,8 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(spellings("to type type_as"), CAST),
     **dict.fromkeys(spellings("detach_"), DETACHED),
     torch.autograd.grad: GRADIENT,
+    torch.Tensor.backward: BACKWARD,
+    **dict.fromkeys(REGISTER, HOOKED),
     # losses and functions made of the above
     **dict.fromkeys(
         spellings("""

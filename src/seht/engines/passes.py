@@ -20,7 +20,8 @@ from seht.engines.rules import Dropped
 from seht.engines.signs import Signs
 from seht.engines.state import RandomState, Weights
 from seht.engines.tracking import Memory, Tracker, layouts, refuse_compiled
-from seht.engines.witness import Witness
+from seht.engines.witness import Witness, unrepeatable
+from seht.hooks import hooks_of, muted
 
 Gradient = list[Tensor | None]
 
@@ -45,7 +46,7 @@ class Passes:
     ) -> None:
         self.task = task
         self.frozen = frozen
-        self.random = RandomState(task.weights.values())
+        self.random = RandomState(task.model.parameters())
         self.tracker: Tracker | None = None
         self._dropped = dropped
         self._signs: tuple[Probe, Signs] | None = None
@@ -57,6 +58,9 @@ class Passes:
         else:
             since = self._centre(lean, kept)
         self.end = self.random.read()
+        self._hooks = hooks_of([task.model, *self.buffers.others])
+        self.hooked = bool(self._hooks) or self.recorder.hooked
+        """Whether the user looks at gradients inside the network (``hooks.py``)."""
         self.leaves, self.older = leaves_of(self._roots(), since)
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}
@@ -71,7 +75,7 @@ class Passes:
         self.weights = Weights(self.used)
         if self.tracker is not None:
             self.weights.still = {n for n in self.tracker.moving() if n in self.used}
-        if kept is not None and not (kept.intact() and self._before_all(kept)):
+        if kept is not None and not (not self.hooked and kept.intact() and self._before_all(kept)):
             self.recorder.prefix = None
         self.tied: list[str] = []
         """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
@@ -84,6 +88,8 @@ class Passes:
         self.buffers = BorrowedBuffers(self.task.model)
         self.recorder = Recorder(self.random, compact=lean, prefix=prefix)
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
+        self.recorder.lean = lean and self.task.differentiable
+        self.recorder.cut = self.recorder.lean and self.boundary is not None
         if self.boundary is not None:
             self.boundary.cut = lean
             self.boundary.tracker = tracker
@@ -176,14 +182,35 @@ class Passes:
                 with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
-                    with self.boundary or nullcontext(), self._mode(replayer), extra_run():
-                        output = self.task.closure()
+                    with (
+                        muted(self._hooks),
+                        self.boundary or nullcontext(),
+                        self._mode(replayer),
+                        extra_run(),
+                    ):
+                        output = self._again()
                 if self.frozen:
                     replayer.finish(self.end)
                     self._watch = False  # one comparison is enough
                 yield output
         finally:
             self.random.write(self.end)
+
+    def _again(self) -> Any:
+        try:
+            return self.task.closure()
+        except StopIteration as error:
+            raise unrepeatable("what it takes its data from has run out") from error
+
+    def apart(self) -> tuple[Tensor, list[Tensor]]:
+        """Loss and outputs at the centre, to differentiate as we like: where there are hooks, of
+        a pass that has none.
+        """
+        if not self.hooked:
+            return self.loss, list(self.boundary.outputs) if self.boundary else []
+        with self.at(None) as output:
+            loss = check_loss(split(output)[0])
+            return loss, list(self.boundary.outputs) if self.boundary else []
 
     def gradient(
         self, sigma: Directions, step: Tensor, total: Gradient, scale: Tensor | None = None
@@ -217,7 +244,8 @@ class Passes:
 
     def centre_gradient(self, *, keep: bool) -> Gradient:
         """The gradient of the loss at the centre."""
-        return self.pull([self.loss], None, keep=keep or self.older)
+        loss, _ = self.apart()
+        return self.pull([loss], None, keep=keep or self.older)
 
     def pull(
         self,
@@ -357,5 +385,6 @@ def sketch(gradient: Gradient, leaves: Sequence[Tensor], most: int = 4096) -> Te
     for leaf, g in zip(leaves, gradient, strict=False):
         stride = max(1, -(-leaf.numel() // most))
         taken = leaf.detach().flatten()[::stride] * 0 if g is None else g.flatten()[::stride]
+        taken = torch.view_as_real(taken).flatten() if taken.is_complex() else taken
         parts.append(taken.double() * stride**0.5)
     return torch.cat(parts)

@@ -46,9 +46,16 @@ class StepControl:
     gap: int = 8
     moves: int = 0
     warned: bool = False
+    kind: str | None = None
+    """What the step was adapted to: the curvature, and the dtype of the weights."""
 
     def start(self, curvature: str, dtype: torch.dtype) -> float:
-        """The step to use now."""
+        """The step to use now; the first one again where the model was cast to another dtype."""
+        kind = f"{curvature} {dtype}"
+        if self.kind not in (None, kind) and not self.fixed:
+            self.kappa = self.error = self.ahead = None
+            self.next_check, self.gap, self.moves = self.uses, 8, 0
+        self.kind = kind
         if self.kappa is None:
             if (curvature, dtype) not in START:
                 raise TypeError(

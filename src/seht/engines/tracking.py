@@ -185,7 +185,8 @@ class Tracker:
         count = int(value.batch_sizes[0])
         self.n = self.n or count
         if self.n == count and self._new(value.data):
-            order = torch.arange(count) if value.sorted_indices is None else value.sorted_indices
+            order = value.sorted_indices
+            order = torch.arange(count, device="cpu") if order is None else order
             owners = [order[:k].cpu() for k in value.batch_sizes.tolist()]
             self.tag(value.data, axis_from(0, torch.cat(owners), count))
 

@@ -1,12 +1,13 @@
 """What the abuse tests share: every way to penalise a step, and all that it may touch."""
 
+import itertools
 import threading
 
 import pytest
 import torch
 import torch.optim.optimizer as optimizers
 from helpers import Snapshot, own_state
-from stepping import FORMS, WEIGHT, warm_up
+from stepping import FORMS, WEIGHT, assert_gradients, warm_up
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -15,8 +16,26 @@ import seht
 from seht.engines import ENGINES, alone
 
 CURVATURES = ("hessian", "ggn")
-WAYS = [(e, f, c) for e in sorted(ENGINES) for f in FORMS for c in CURVATURES]
-every_way = pytest.mark.parametrize(("engine", "form", "curvature"), WAYS)
+FIRST = {
+    ("difference", "scalar", "hessian"),
+    ("difference", "lean", "ggn"),
+    ("autograd", "scalar", "hessian"),
+}
+"""One of each in the fast tests; the others are slow."""
+every_way = pytest.mark.parametrize(
+    ("engine", "form", "curvature"),
+    [
+        pytest.param(*way, marks=[] if way in FIRST else pytest.mark.slow)
+        for way in itertools.product(sorted(ENGINES), FORMS, CURVATURES)
+    ],
+)
+every_difference = pytest.mark.parametrize(
+    ("form", "curvature"),
+    [
+        pytest.param(f, c, marks=[] if ("difference", f, c) in FIRST else pytest.mark.slow)
+        for f, c in itertools.product(FORMS, CURVATURES)
+    ],
+)
 
 
 def penalty_of(model, engine, curvature, *, warm=True, **options):
@@ -91,3 +110,23 @@ class Fuse(torch.autograd.Function):
     def backward(ctx, grad):
         ctx.action()
         return grad, None
+
+
+def gradients_of(model, make, engine, form, curvature, **options):
+    """The gradients that one step leaves, of a closure made for this model, and the penalty."""
+    penalty = penalty_of(model, engine, curvature, **options)
+    torch.manual_seed(11)
+    run(penalty, make(model), form)
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()], penalty
+
+
+def assert_right(build, make, form, curvature, rtol=1e-5, **options):
+    """The difference engine leaves the gradients, statistics and trace of the reference."""
+    ours, other = build(), build()
+    got, penalty = gradients_of(ours, make, "difference", form, curvature, warm=False, **options)
+    wanted, reference = gradients_of(other, make, "autograd", "scalar", curvature, **options)
+    assert_gradients(got, wanted, rtol=rtol)
+    assert penalty.last.trace == pytest.approx(reference.last.trace, rel=1e-4)
+    for a, b in zip(ours.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    return penalty

@@ -88,6 +88,8 @@ class AutogradEngine:
                 if hooks or mode.hooked:
                     with again(random, start), muted(hooks), boundary or nullcontext():
                         source = _without_hooks(task)
+                if boundary is not None:
+                    boundary.restrict(source)
                 refuse_once([source], weights, ONCE)
                 with _explained(), quiet(weights):
                     if boundary is None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.engines.base import Task
+from seht.engines.once import node_of, reached
 from seht.engines.prefix import shares_memory
 from seht.engines.rules import Dropped
 from seht.probes import clean_name
@@ -50,6 +51,7 @@ class Boundary:
         """By identity of what was given out: itself, and the output it was made from."""
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
+        self._kept: frozenset[int] | None = None
         self.cut = False
         """Make the outputs leaves, so that the network's graph can go."""
         self.roots: list[Tensor] = []
@@ -67,7 +69,21 @@ class Boundary:
     @property
     def outputs(self) -> list[Tensor]:
         """What the pass put out; marks win over the model's own outputs."""
-        return self._marked or self._hooked
+        found = self._marked or self._hooked
+        if self._kept is None:
+            return found
+        return [z for place, z in enumerate(found) if place in self._kept]
+
+    def restrict(self, loss: Tensor) -> None:
+        """Leave out outputs that the loss does not depend on, now and in the passes to come: they
+        served something else, and their graph may be gone.
+        """
+        self._kept = None
+        if len(self.outputs) > 1:
+            nodes = [node_of(z) for z in self.outputs]
+            found = reached([loss.grad_fn], set(nodes))
+            kept = frozenset(place for place, node in enumerate(nodes) if node in found)
+            self._kept = kept or None
 
     def mark(self, outputs: Any) -> Any:
         """Take over a structure of tensors marked by the user."""

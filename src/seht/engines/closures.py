@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from seht.engines.base import Closure
 from seht.engines.prefix import version
+from seht.engines.replay import is_extra
 
 
 class Guarded:
@@ -20,12 +21,11 @@ class Guarded:
 
     def __init__(self, model: nn.Module, closure: Closure) -> None:
         self._model, self._closure = model, closure
-        self._ran = False
         self._thread = threading.get_ident()
 
     def __call__(self) -> Any:
         """Run the closure."""
-        if self._ran:
+        if is_extra():
             return self._run()
         with torch._C.DisableTorchFunction():  # our own looks are none of the closure's
             before = [
@@ -34,7 +34,6 @@ class Guarded:
                 if p.requires_grad
             ]
         output = self._run()
-        self._ran = True
         with torch._C.DisableTorchFunction():
             for p, grad, known in before:
                 if p.grad is not None and _added(p.grad, grad, known):

@@ -20,12 +20,12 @@ _MARKED = once_differentiable(lambda ctx: None).__code__
 
 def refuse_once(roots: Sequence[Tensor], towards: Sequence[Tensor], fix: str) -> None:
     """Raise if a marked function lies between the roots and the tensors ``towards``."""
-    ends = {end for tensor in towards if (end := _node(tensor)) is not None}
-    for node in _reached([root.grad_fn for root in roots], ends):
+    ends = {end for tensor in towards if (end := node_of(tensor)) is not None}
+    for node in reached([root.grad_fn for root in roots], ends):
         function: Any = getattr(node, "_forward_cls", None)
         if not isinstance(node, BackwardCFunction) or not _marked(function):
             continue
-        if not ends.isdisjoint(_reached([node], ends)):
+        if not ends.isdisjoint(reached([node], ends)):
             raise RuntimeError(
                 f"{function.__name__} has no double backward: it is marked @once_differentiable, "
                 f"and its second derivative would silently be 0; {fix}"
@@ -37,14 +37,14 @@ def _marked(function: Any) -> bool:
     return any(getattr(backward, "__code__", None) is _MARKED for backward in both)
 
 
-def _node(tensor: Tensor) -> Any:
+def node_of(tensor: Tensor) -> Any:
     """What stands for a tensor in a graph; None where it has no place in one."""
     if tensor.grad_fn is not None or not tensor.requires_grad:
         return tensor.grad_fn
     return torch.autograd.graph.get_gradient_edge(tensor).node
 
 
-def _reached(start: Sequence[Any], ends: set[Any]) -> set[Any]:
+def reached(start: Sequence[Any], ends: set[Any]) -> set[Any]:
     """The nodes that are reached without going past the ends."""
     seen: set[Any] = set()
     stack = list(start)

@@ -16,7 +16,7 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graph import Take, handing_over, leaves_of, mark, quiet, refuse_older
 from seht.engines.layers import LAYERS
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
-from seht.engines.rules import Dropped
+from seht.engines.rules import Dropped, KeepGraph
 from seht.engines.signs import Signs
 from seht.engines.state import RandomState, Weights
 from seht.engines.tracking import Memory, Tracker, layouts, refuse_compiled
@@ -109,6 +109,9 @@ class Passes:
             tracker.finish(self.loss)
         if self.boundary is not None:
             self.boundary.tracker = None
+            if self.recorder.cut and any(z.grad is not None for z in self.boundary.outputs):
+                raise KeepGraph  # the closure has called backward
+            self.boundary.restrict(self.loss)
         return since
 
     def _search(self, lean: bool, memory: Memory) -> int:
@@ -137,6 +140,13 @@ class Passes:
         if self.tracker is None:
             return ()
         return tuple(n for n in self.used if n not in self.weights.still)
+
+    @property
+    def held(self) -> bool:
+        """Whether batch statistics are held. In the perturbed passes they are leaves; in the
+        centre's graph they are not, and its gradients must not be compared with theirs.
+        """
+        return self.tracker is not None and self.tracker.holds
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -244,6 +254,9 @@ class Passes:
 
     def centre_gradient(self, *, keep: bool) -> Gradient:
         """The gradient of the loss at the centre."""
+        if self.held:
+            with self.at(None) as output:
+                return self.pull([check_loss(split(output)[0])], None, keep=self.older)
         loss, _ = self.apart()
         return self.pull([loss], None, keep=keep or self.older)
 
@@ -335,7 +348,7 @@ class Passes:
 
     def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
         """The gradient that flows back from the outputs at the centre."""
-        if outputs[0].grad_fn is not None:
+        if outputs[0].grad_fn is not None and not self.held:
             return self.pull(outputs, cotangents, keep=True)
         with self.at(None):  # the lean form has dropped that graph
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]

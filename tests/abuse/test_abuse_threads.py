@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from abusing import Surroundings, every_way, penalty_of, run
+from helpers import Snapshot
 from stepping import mlp, rows
 from torch import nn
 
@@ -44,9 +45,7 @@ def test_two_threads_on_one_model(engine, form, curvature):
     other = mlp()
     plain = penalty_of(other, engine, curvature)
     run(plain, lambda: F.cross_entropy(other(x), y), form)
-    Surroundings(model, first).snapshot.assert_same(
-        Surroundings(other, plain).snapshot, random=False
-    )
+    Snapshot(model).assert_same(Snapshot(other), random=False)
     run(second, lambda: F.cross_entropy(model(x), y), form)  # it may, once the first is through
 
 
@@ -114,7 +113,7 @@ def test_a_closure_that_calls_the_model_in_a_thread(engine, form, curvature, who
 
     penalty = penalty_of(model, engine, curvature)
     before = Surroundings(model, penalty)
-    with pytest.raises(RuntimeError, match="called in another thread.*thread of the step only"):
+    with pytest.raises(RuntimeError, match=r"called in another thread.*thread of the step only"):
         run(penalty, closure, form)
     Surroundings(model, penalty).assert_same(before)
 

@@ -23,6 +23,12 @@ class _Loan:
     """What the module held when the block ended."""
 
 
+_lent: dict[int, int] = {}
+"""By identity of a module's buffers: the thread that holds clones of them. A frozen network that
+several threads call beside their own models is lent to the first.
+"""
+
+
 class BorrowedBuffers:
     """While the block runs, the modules hold clones of their buffers; afterwards the originals.
 
@@ -42,6 +48,7 @@ class BorrowedBuffers:
         """The parts of the model itself."""
         self._clones: dict[int, Tensor] = {}
         self._loans: list[_Loan] = []
+        self._lent: list[int] = []
         self._thread = threading.get_ident()
         self.clones: set[int] = set()
         """The identities of what the modules hold while the block runs; it may grow."""
@@ -62,6 +69,15 @@ class BorrowedBuffers:
         for loan in self._loans:
             loan.left = loan.holder.get(loan.name)
             loan.holder[loan.name] = loan.original
+        for holder in self._lent:
+            if _lent.get(holder) == self._thread:
+                del _lent[holder]
+
+    def _lend(self, holder: dict[str, Tensor | None]) -> bool:
+        """Whether these buffers may be exchanged: not if another thread holds clones of them."""
+        thread = _lent.setdefault(id(holder), self._thread)
+        self._lent.append(id(holder))
+        return thread == self._thread
 
     def commit(self) -> None:
         """Take over what the pass wrote: in place, or as a new tensor where it assigned one."""
@@ -92,6 +108,8 @@ class BorrowedBuffers:
                 if id(module) in self._known:
                     continue
                 self._known.add(id(module))
+                if module._buffers and not self._lend(module._buffers):
+                    continue
                 for name, original in module._buffers.items():
                     if original is None:
                         continue

@@ -43,9 +43,9 @@ class Guarded:
     def _left(self, p: Tensor) -> RuntimeError:
         name = next((n for n, q in self._model.named_parameters() if q is p), "a parameter")
         return RuntimeError(
-            f"the closure leaves a gradient in {name}.grad: does it call backward()? It must only "
-            "compute the loss; call backward() on what the penalty returns (and "
-            "torch.autograd.grad for a gradient that the loss is made from)"
+            f"the closure leaves a gradient in {name}.grad: does it, or another thread, call "
+            "backward()? It must only compute the loss; call backward() on what the penalty "
+            "returns (and torch.autograd.grad for a gradient that the loss is made from)"
         )
 
     def _run(self) -> Any:

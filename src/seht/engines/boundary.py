@@ -81,7 +81,7 @@ class Boundary:
         self._kept = None
         if len(self.outputs) > 1:
             nodes = [node_of(z) for z in self.outputs]
-            found = reached([loss.grad_fn], set(nodes))
+            found = reached([loss.grad_fn], set())  # past outputs: one may lead to another
             kept = frozenset(place for place, node in enumerate(nodes) if node in found)
             self._kept = kept or None
 

@@ -212,8 +212,8 @@ class Passes:
 
         As they are, or (``deferred.py``) where the user's backward would be less precise than ours.
         """
-        if not self.precision.apart or (self.hooked and not self.precision.wide):
-            return roots, self.inputs  # with hooks nothing of ours goes through that graph
+        if not self.precision.apart:
+            return roots, self.inputs
         inner = [*roots, *(result for result, _ in self._stand_ins.values())]
         found = Deferred.apply(
             self.precision,

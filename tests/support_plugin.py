@@ -26,7 +26,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if cells := support.declared(item):
-            item.user_properties.append(("supports", cells))  # travels with the report
+            # Travels with the report, between processes as plain lists.
+            item.user_properties.append(("supports", [list(cell) for cell in cells]))
             config.stash[DECLARED] += cells
 
 

@@ -111,7 +111,7 @@ def test_d(): assert False, "not marked"
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-@pytest.mark.parametrize("processes", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_the_whole_way(pytester, monkeypatch, outcome, processes):
     """The page is written if all went well, and is left alone otherwise."""
     tests = pytester.mkdir("tests")

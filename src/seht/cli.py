@@ -1,9 +1,9 @@
 """The command ``seht``.
 
-Each command is a file in :mod:`seht.commands` (the lab's are in ``lab/commands.py``) with one
-function that adds its arguments to a parser and names the function that runs it; :data:`COMMANDS`
-lists them. What a command needs is imported when it runs. Exit codes: 0, 1 if the answer is "no" (a
-check that is not passed), 2 for a mistake in the call.
+Each command is a file in :mod:`seht.commands` or, for the lab's, in :mod:`seht.lab.commands`, with
+one function that adds its arguments to a parser and names the function that runs it;
+:data:`COMMANDS` lists them. What a command needs is imported when it runs. Exit codes: 0, 1 if the
+answer is "no" (a check that is not passed), 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seht.commands.bench import add_bench
 from seht.commands.check import add_check
 from seht.commands.measure import add_measure
-from seht.commands.report import add_report
 from seht.commands.targets import UsageError
-from seht.lab.commands import add_compare, add_train
+from seht.lab.commands.bench import add_bench
+from seht.lab.commands.compare import add_compare
+from seht.lab.commands.report import add_report
+from seht.lab.commands.train import add_train
 
 DESCRIPTION = "Hessian-trace regularisation for PyTorch, with a gradient that is right."
 EPILOG = """\

@@ -163,7 +163,7 @@ def test_on_another_closure():
 
 
 def test_a_compiled_closure_has_no_mode_to_be_traced():
-    """With the decisions free nothing is recorded, so the closure sees none of our modes."""
+    """With the decisions free nothing is recorded: only modes that leave compiled code alone."""
     model, (x, y) = mlp(), rows()
     modes = []
 
@@ -172,4 +172,5 @@ def test_a_compiled_closure_has_no_mode_to_be_traced():
         return F.cross_entropy(model(x), y)
 
     penalise(model, closure, "scalar", kinks="free")
-    assert all(type(mode).__name__ == "Generators" for stack in modes for mode in stack)
+    names = {type(mode).__name__ for stack in modes for mode in stack}
+    assert names <= {"Generators", "Casts"}

@@ -21,7 +21,13 @@ def test_every_file_is_run():
     assert {path.name for path in FOLDER.glob("*.py")} == NEEDS.keys()
 
 
-@pytest.mark.parametrize("name", NEEDS)
+# Their loops are those of the fast tests of Fabric and Accelerate.
+LONG = {"fabric.py", "accelerate_loop.py"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in NEEDS]
+)
 def test_runs(tmp_path, name):
     for package in NEEDS[name]:
         pytest.importorskip(package)

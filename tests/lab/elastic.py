@@ -20,6 +20,7 @@ def _rank(recipe, method, out, options):
 
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
+    Path(out).parent.mkdir(exist_ok=True)
     (Path(out).parent / f"{Path(out).name}.pid-{rank}").write_text(str(os.getpid()))
     result = runner.train(
         recipe, method, 0, out, device="cpu", save_every=0, watch=Lines(method), **options

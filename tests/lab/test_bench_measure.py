@@ -49,7 +49,7 @@ def test_mistakes(capsys):
     for arguments, message in [
         (["--model", "resnet"], "did you mean 'resnet18'"),
         (["--repeats", "2"], "at least 6"),
-        (["--plot", "x.png"], "no plot"),
+        (["--plot", "x.png"], "no --plot"),
         (["--out", "no/where.md"], "no such directory"),
     ]:
         assert cli.main(["bench", "measure", *arguments]) == 2

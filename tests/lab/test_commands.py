@@ -126,13 +126,13 @@ def test_a_directory_that_cannot_be_written(run, tmp_path, command):
 
 
 def test_presets_have_their_rows(run, tmp_path):
-    from seht.lab.commands import _rows
+    from seht.lab.commands.rows import rows_of
 
     arguments, rest = cli.build_parser().parse_known_args(
         ["compare", "--preset", "lr-lstm", "--small", "--epochs", "1"]
     )
     arguments.rest = rest
-    recipe, rows = _rows(arguments)
+    recipe, rows = rows_of(arguments)
     assert recipe.name == "wikitext2-lstm-small" and recipe.epochs == 1
     entries = [entry for (entry,) in rows]
     assert {entry.recipe.optim.lr for entry in entries} >= {0.001, 20.0, 40.0}

@@ -124,6 +124,22 @@ def test_text_goes_on_with_its_hidden_state(method, tmp_path):
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
 
 
+def test_the_training_loss_is_that_of_the_last_weights(tmp_path):
+    """Like the validation loss: in eval mode, with the text's state carried on."""
+    result = runner.train(pydocs(**{"model.dropout": "0.5"}), "none", 0, tmp_path)
+    training = Training(pydocs(), parse.parse("none"), 0, device="cpu")
+    training.bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    model, hidden, total, count = training.bare.eval(), None, 0.0, 0
+    for batch in training.data.eval_batches("train"):
+        logits, hidden = model(batch.x, hidden)
+        logs = logits.detach().log_softmax(-1).gather(-1, batch.y[..., None])
+        total, count = total - logs.sum().item(), count + batch.y.numel()
+    assert result.train_loss == pytest.approx(total / count, rel=1e-5)
+    with open(tmp_path / "metrics.csv") as file:
+        *_, last = csv.DictReader(file)
+    assert result.train_loss < float(last["train_loss"])  # dropout, and weights that were worse
+
+
 def test_no_checkpoint_before_its_time(tmp_path):
     with pytest.raises(Stopped):
         runner.train(digits(), "none", 0, tmp_path, watch=StopAt(7), save_every=1000)

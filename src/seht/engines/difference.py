@@ -36,7 +36,7 @@ from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
 from seht.engines.precision import check_precision, prepared
-from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_kept
+from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_half, refuse_kept
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
@@ -83,6 +83,7 @@ class DifferenceEngine:
         shards = find_shards(task.model)
         if shards is not None:
             refuse_forms(self.name, task.estimator, lean=lean, free=free)
+            refuse_half(task.weights)
             shards.refuse_partial()
         with (
             torch.inference_mode(False),

@@ -210,16 +210,18 @@ class Generators(TorchFunctionMode):
             raise unrepeatable("a random generator of its own did not start where it had")
 
 
-def _leave_alone(function: Any) -> None:
+def _leave_alone(function: Any, *, calls: bool = True) -> None:
     """Keep ``torch.compile`` from compiling a handler by itself, call by call.
 
     Where a model is compiled, its handlers are traced into its graph, which this does not touch;
-    where a part of it runs uncompiled (a graph break), they must do so, too.
+    where a part of it runs uncompiled (a graph break), they must do so, too. Without ``calls``
+    what they call may still be compiled.
     """
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
-        strategy = frames._FrameExecStrategy(skip, skip)
+        rest = skip if calls else frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(skip, rest)
         frames.set_code_exec_strategy(function.__code__, strategy)
 
 

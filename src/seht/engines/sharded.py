@@ -18,6 +18,7 @@ from torch import Tensor
 from seht.engines.base import Directions, Task, report_unused
 from seht.engines.gradients import Gradient, dense, real, stride_of
 from seht.engines.graph import Take, handed_out, leaves_of, refuse_older
+from seht.engines.halves import HALVES
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.passes import Passes
 from seht.engines.shards import Shards, is_dtensor, local, place
@@ -62,6 +63,16 @@ def refuse_kept() -> Iterator[None]:
             "remove backward hooks inside the network, and gradients that the closure takes "
             "itself, on penalised steps"
         ) from None
+
+
+def refuse_half(weights: dict[str, Tensor]) -> None:
+    """Shards have no float32 copies."""
+    for name, w in weights.items():
+        if w.dtype in HALVES:
+            raise TypeError(
+                f"{name} is {w.dtype}, and shards have no float32 copies; keep the weights of a "
+                "sharded model in float32"
+            )
 
 
 class ShardedWeights(Weights):

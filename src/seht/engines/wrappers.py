@@ -284,6 +284,8 @@ def _refuse_node(node: Any, made_by: Any) -> None:
 
 # ``torch.compile(ddp)`` meets these in place of DDP's own, which the compiler knows to pass over.
 for _function in (
-    _detoured, Detour.forward, Detour._before, in_extra_run, collectives, _moved, _refuse_settings,
+    Detour._before, in_extra_run, collectives, _moved, _refuse_settings,
 ):  # fmt: skip
     _leave_alone(_function)
+_leave_alone(_detoured, calls=False)  # these two call the model
+_leave_alone(Detour.forward, calls=False)

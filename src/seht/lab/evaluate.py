@@ -17,6 +17,8 @@ from seht.lab.methods.base import Batch
 from seht.lab.training import detached
 
 TRACE_EXAMPLES = 1000
+LOSS_EXAMPLES = {"image": 1000, "text": 20_000}
+"""Training images, or tokens, whose loss is computed at the end."""
 TRACE_PROBES = 10
 
 
@@ -82,7 +84,6 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
                 )
                 for p in range(seed * TRACE_PROBES, (seed + 1) * TRACE_PROBES)
             ]
-            losses = [closure().item() for closure in _closures(model, batches)]
             squares = [weight.double().square().sum().item() for weight in model.parameters()]
     finally:
         model.train(was)
@@ -94,7 +95,6 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
     return {
         "trace": trace if all(map(math.isfinite, traces)) else None,
         "weight_norm": math.sqrt(sum(squares)),
-        "train_loss": sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes),
     }
 
 

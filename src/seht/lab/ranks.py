@@ -9,6 +9,7 @@ others on every rank.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -105,12 +106,13 @@ class Ranks:
         return replace(batch, x=x, y=y, other=part(batch.other)), weight
 
     def leave(self) -> None:
-        """Wait for the others, and end the group: no rank may be gone while one still speaks."""
-        if self.count > 1:
-            import torch.distributed as dist
+        """Wait for the others: no rank may be gone while one still speaks.
 
+        The group stays until the process ends. Destroyed here it would go with the model's wrapper,
+        and its destructor waits, with Python's lock in its hands, for a thread that may need it.
+        """
+        if self.count > 1:
             self.fabric.barrier()
-            dist.destroy_process_group()
 
 
 def join(device: str, devices: int, precision: Any) -> Ranks:
@@ -140,7 +142,7 @@ def join(device: str, devices: int, precision: Any) -> Ranks:
         )
     except (ValueError, RuntimeError) as error:  # more devices than there are
         raise RunError(" ".join(str(error).split())) from error
-    if under_torchrun():
+    if under_torchrun() and not torch.distributed.is_initialized():
         _meet(fabric.device)
     fabric.launch()
     return Ranks(fabric)
@@ -163,6 +165,8 @@ def _meet(device: torch.device) -> None:
         world_size=size,
         device_id=device if cuda else None,
     )
+    if cuda:
+        atexit.register(dist.destroy_process_group)  # NCCL asks for it
 
 
 def single(device: str, precision: Any) -> Ranks:

@@ -111,6 +111,8 @@ class Result:
     """Of the training loss: ``estimate``, ``stderr``, ``probes``."""
     weight_norm: float | None = None
     train_loss: float | None = None
+    """Of the last weights, as on the other splits; ``metrics.csv`` has the mean over an epoch's
+    steps instead, with dropout and augmentation, while the weights change."""
     eigenvalues: dict[str, Any] | None = None
     """Of the training loss's Hessian, ``largest`` and ``smallest``, each with its residual; bounds
     where ``converged`` is false."""

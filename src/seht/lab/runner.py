@@ -16,7 +16,7 @@ from typing import Any
 
 from seht.lab import checkpoint
 from seht.lab.config import Recipe
-from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
+from seht.lab.evaluate import LOSS_EXAMPLES, TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.progress import Silence, Watch
@@ -223,6 +223,7 @@ class _Run:
         model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
         found = flatness(model, batches, self.seed)
+        found["train_loss"] = self.train_loss(training)
         if self.test:  # a search looks at the validation split alone
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.seed, training.recipe.spectrum)
@@ -235,6 +236,12 @@ class _Run:
             best = self.figures(training, row)
         metrics["best"] = {**best, "epoch": row["epoch"]}
         return self.result("done", None, training, metrics, found)
+
+    def train_loss(self, training: Training) -> float:
+        """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
+        task = training.recipe.task
+        batches = training.data.eval_batches("train", LOSS_EXAMPLES[task])
+        return evaluate(training.own, batches, task)["loss"]
 
     def figures(self, training: Training, row: dict[str, Any]) -> dict[str, float]:
         """Of the weights that the model has now: validation (known) and test."""

@@ -1,0 +1,79 @@
+"""What ``seht train`` and ``seht compare`` both take: a recipe's fields, and where a run goes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+
+def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
+    """A command that takes any field of its recipe."""
+    return commands.add_parser(
+        name,
+        help=text,
+        description=about,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+
+
+def add_shared(parser: Any, default: str) -> None:
+    """The options of both, and every field of a recipe."""
+    parser.add_argument("--out", metavar="DIR", help=f"(default: {default})")
+    parser.add_argument("--data-dir", metavar="DIR", help="where to look for the data first")
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda (default: auto)"
+    )
+    parser.add_argument(
+        "--save-every",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="between two checkpoints (default: 30)",
+    )
+    parser.add_argument("--retry", action="store_true", help="run again what has failed")
+    parser.add_argument(
+        "-h", "--help", action=_Help, nargs=0, help="this, and the recipe's fields if it is named"
+    )
+    for name in field_names():
+        if name != "settings":
+            parser.add_argument(
+                f"--{name}", dest=f"field:{name}", default=None, help=argparse.SUPPRESS
+            )
+    parser.set_defaults(extras=True)
+
+
+def field_names() -> Iterator[str]:
+    """``epochs``, ``data.size``, ``model.width`` ...: the same for every recipe."""
+    from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
+
+    parts = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig}
+    for field in dataclasses.fields(Recipe):
+        if field.name in parts:
+            for inner in dataclasses.fields(parts[field.name]):
+                yield f"{field.name}.{inner.name}"
+        elif field.name != "name":
+            yield field.name
+
+
+class _Help(argparse.Action):
+    """The usual help and, after a recipe's name, its fields."""
+
+    def __call__(self, parser: Any, namespace: Any, *_: Any) -> None:
+        parser.print_help()
+        name = getattr(namespace, "recipe", None)
+        if name is not None:
+            from seht.lab import recipes
+
+            try:
+                recipe = recipes.recipe(name)
+            except ValueError as error:
+                parser.error(str(error))
+            print(f"\nfields of {name}:")
+            for dotted, kind, value, about in recipes.fields(recipe):
+                print(f"  --{dotted:<20} {value!s:<12} {kind}{'; ' if about else ''}{about}")
+        parser.exit(0)

@@ -1,0 +1,98 @@
+"""``seht compare RECIPE``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from seht.lab.commands.arguments import add_shared, make_parser
+from seht.lab.commands.reading import read
+from seht.lab.commands.rows import rows_of
+from seht.lab.commands.told import told
+
+COMPARE = """\
+Train every method with every seed, measure what each costs and how flat its minimum is, and write
+the table and the page. What is done is skipped: killed and started again, the same command goes on.
+"""
+COMPARE_EPILOG = """\
+examples:
+  seht compare digits
+  seht compare cifar10-low --methods 'weight-decay,sam,seht-h(curvature=ggn)' --seeds 3
+  seht compare digits --methods 'weight-decay,seht-h(weight=1e-3|1e-2|1e-1)' --grid
+  seht compare --preset table1 --small
+
+The first method is the baseline. Alternatives, written a|b|c, are rows of their own, or with --grid
+the candidates of one row.
+"""
+
+
+def add_compare(commands: Any) -> None:
+    """``seht compare RECIPE``."""
+    parser = make_parser(
+        commands, "compare", "every method, several seeds: a table", COMPARE, COMPARE_EPILOG
+    )
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="its name, for example digits")
+    parser.add_argument(
+        "--methods", metavar="A,B", help="the first is the baseline (default: all that fit)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default: 5)"
+    )
+    parser.add_argument("--preset", metavar="NAME", help="rows of the paper: table1, figure1, ...")
+    parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
+    parser.add_argument(
+        "--grid", action="store_true", help="search each method's settings on the validation split"
+    )
+    parser.add_argument(
+        "--grid-seeds", type=int, default=1, metavar="N", help="of the search (default: 1)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
+    )
+    parser.add_argument("--no-cost", action="store_true", help="do not time the steps")
+    add_shared(parser, "runs/RECIPE")
+    parser.set_defaults(run=run_compare)
+
+
+@told
+def run_compare(arguments: argparse.Namespace) -> int:
+    """Compare, print the table and say where the page is."""
+    from seht.lab import progress, report
+    from seht.lab.compare import Comparison, compare
+    from seht.lab.ranks import under_torchrun
+    from seht.lab.records import RunError
+    from seht.lab.trials import InTurn, Processes, Trial
+
+    if under_torchrun():
+        raise RunError("seht compare runs its trials in processes of its own: --jobs, no torchrun")
+    recipe, rows = read(lambda: rows_of(arguments))
+    out = Path(arguments.out or Path("runs", recipe.name))
+    grid = rows if arguments.grid else None
+    entries = [row[0] for row in rows] if arguments.grid else [e for row in rows for e in row]
+
+    def watch(trial: Trial) -> progress.Watch | None:
+        return progress.Bar(trial.name, transient=True) if sys.stdout.isatty() else None
+
+    compare(
+        Comparison(
+            recipe,
+            tuple(entries),
+            tuple(range(arguments.seeds)),
+            out,
+            arguments.data_dir,
+            arguments.device,
+            arguments.save_every,
+            arguments.retry,
+        ),
+        grid=grid,
+        grid_seeds=arguments.grid_seeds,
+        scheduler=Processes(arguments.jobs) if arguments.jobs > 1 else InTurn(watch),
+        costs=not arguments.no_cost,
+        what_fits=arguments.methods is None and arguments.preset is None,
+        say=lambda line: print(line, flush=True),
+    )
+    report.show(out)
+    print(out / "report.html")
+    return 0

@@ -1,0 +1,62 @@
+"""A recipe and a method from what the user has written."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from seht.lab.commands.arguments import field_names
+
+if TYPE_CHECKING:
+    from seht.lab.config import Recipe
+
+
+def read(make: Callable[[], Any]) -> Any:
+    """What the user has written; a mistake in it is said in one line."""
+    from seht.lab.records import RunError
+
+    try:
+        return make()
+    except ValueError as error:
+        raise RunError(" ".join(str(error).split())) from error
+
+
+def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Recipe:
+    """The one that is named, with the fields that are given."""
+    from seht.lab import recipes
+
+    recipe = recipes.recipe(name or arguments.recipe)
+    given = {
+        key.removeprefix("field:"): value
+        for key, value in vars(arguments).items()
+        if key.startswith("field:") and value is not None
+    }
+    return recipes.override(recipe, given | dict(_settings(arguments.rest)))
+
+
+def _settings(rest: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """``--settings.seht-d.weight 0.1`` and ``--settings.seht-d.weight=0.1``."""
+    from seht.estimators import unknown
+
+    words = iter(rest)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--settings."):
+            if not name.startswith("-"):
+                raise ValueError(f"{word!r} is one argument too many; see seht COMMAND --help")
+            options = ["method", "methods", "seed", "seeds", "out", "data-dir", "device"]
+            known = [f"--{option}" for option in [*options, *field_names()]]
+            raise ValueError(unknown("option", name, known))
+        if not equals:
+            value = next(words, "")
+        if not value:
+            raise ValueError(f"{name} needs a value")
+        yield name.removeprefix("--"), value
+
+
+def method_of(text: str) -> Any:
+    """A method from its text."""
+    from seht.lab.methods.parse import parse
+
+    return parse(text)

@@ -1,0 +1,69 @@
+"""The rows of a comparison, from methods, alternatives or a preset."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from seht.lab.commands.reading import chosen_recipe, method_of
+
+if TYPE_CHECKING:
+    from seht.lab.compare import Entry
+    from seht.lab.config import Recipe
+
+
+def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
+    """The recipe, and for each row its candidates."""
+    from seht.lab.methods import METHODS
+    from seht.lab.methods.parse import split_list
+    from seht.lab.search import candidates, expand
+
+    for name in ("seeds", "grid_seeds", "jobs"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if arguments.preset is not None:
+        return _preset(arguments)
+    if arguments.small:
+        raise ValueError("--small belongs to --preset; the small recipe is RECIPE-small")
+    if arguments.recipe is None:
+        raise ValueError("name a recipe, for example seht compare digits, or give --preset")
+    recipe = chosen_recipe(arguments)
+    if arguments.methods is None:
+        texts = [name for name, method in METHODS.items() if recipe.task in method.tasks]
+        texts.sort(key=lambda name: name != "weight-decay")
+    else:
+        texts = split_list(arguments.methods)
+    rows = []
+    for text in texts:
+        found = candidates(text, recipe) if arguments.grid else expand(text)
+        rows.append([_entry(recipe, candidate) for candidate in found])
+    slugs = [entry.slug for row in rows for entry in row]
+    for row in rows:
+        for entry in row:
+            if slugs.count(entry.slug) > 1:
+                raise ValueError(f"{entry.name} is given twice in --methods; leave one out")
+    return recipe, rows
+
+
+def _preset(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
+    from seht.lab import presets, recipes
+
+    if arguments.recipe is not None or arguments.methods is not None or arguments.grid:
+        raise ValueError("--preset brings its own recipe and methods; leave the others out")
+    preset = presets.preset(arguments.preset, arguments.small)
+    recipe = chosen_recipe(arguments, preset.recipe)
+    return recipe, [
+        [_entry(recipes.override(recipe, row.changes), row.method, row.changes)]
+        for row in preset.rows
+    ]
+
+
+def _entry(recipe: Recipe, text: str, changes: dict[str, str] | None = None) -> Entry:
+    from seht.lab.compare import Entry
+
+    spec = method_of(text)
+    spec.build(recipe)  # what does not fit is said now, not after an hour
+    if not changes:
+        return Entry(spec.text, recipe, spec.slug)
+    said = ",".join(f"{name}={value}" for name, value in changes.items())
+    return Entry(spec.text, recipe, f"{spec.slug}@{said}", f"{spec.text}@{said}")

@@ -1,0 +1,33 @@
+"""Whatever the user can put right becomes one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+
+
+def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Whatever the user can put right becomes one line and exit code 2."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        from seht.commands.targets import UsageError
+        from seht.lab import progress
+        from seht.lab.ranks import leads
+        from seht.lab.records import RunError
+        from seht.lab.report import ReportError
+
+        try:
+            with warnings.catch_warnings():
+                progress.plain_warnings()
+                return function(arguments)
+        except (RunError, ReportError) as error:
+            if not leads():
+                return 2  # the first rank says it
+            raise UsageError(str(error)) from error
+        except KeyboardInterrupt:
+            print("\nseht: interrupted; the same command goes on from here", file=sys.stderr)
+            return 130
+
+    return run

@@ -1,0 +1,85 @@
+"""``seht train RECIPE --method M``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from seht.lab.commands.arguments import add_shared, make_parser
+from seht.lab.commands.reading import chosen_recipe, method_of, read
+from seht.lab.commands.told import told
+
+TRAIN = """\
+Train one method on one recipe. The run is kept in a directory: killed and started again, the same
+command goes on and ends with the same figures.
+"""
+TRAIN_EPILOG = """\
+examples:
+  seht train digits --method 'seht-h(curvature=ggn,weight=1e-3)'
+  seht train cifar10-small --method seht-d+label-smoothing --seed 3 --epochs 5 --model.width 8
+  seht train digits --help          every field of the recipe with its value
+
+Every field of the recipe is an option; --settings.METHOD.OPTION VALUE sets a method's.
+"""
+
+
+def add_train(commands: Any) -> None:
+    """``seht train RECIPE --method M``."""
+    parser = make_parser(commands, "train", "train one method", TRAIN, TRAIN_EPILOG)
+    parser.add_argument("recipe", metavar="RECIPE", help="its name, for example digits")
+    parser.add_argument(
+        "--method", default="weight-decay", metavar="M", help="(default: weight-decay)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share every batch (DDP), one for each device (default: 1)",
+    )
+    add_shared(parser, "runs/train/RECIPE/METHOD/seed-N")
+    parser.set_defaults(run=run_train)
+
+
+@told
+def run_train(arguments: argparse.Namespace) -> int:
+    """Train, and say where the results are."""
+    from seht.lab import progress
+    from seht.lab.ranks import leads
+    from seht.lab.records import RunError
+
+    if arguments.devices < 1:
+        raise RunError("--devices must be at least 1")
+    recipe, (spec,) = read(lambda: (chosen_recipe(arguments), [method_of(arguments.method)]))
+    default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
+    out = Path(arguments.out or default)
+    from seht.lab.runner import train
+
+    result = train(
+        recipe,
+        spec.text,
+        arguments.seed,
+        out,
+        data_dir=arguments.data_dir,
+        device=arguments.device,
+        devices=arguments.devices,
+        watch=progress.make(f"{spec.text}, seed {arguments.seed}"),
+        save_every=arguments.save_every,
+        retry=arguments.retry,
+    )
+    if not leads():
+        return 0 if result.done else 1
+    if not result.done:
+        print(f"failed: {result.reason}")
+    for which, metrics in result.metrics.items():
+        print(f"{which + ':':<6}" + ", ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
+    if result.trace is not None:
+        trace = result.trace
+        print(
+            f"trace {trace['estimate']:.4g} ± {trace['stderr']:.2g}, "
+            f"weight norm {result.weight_norm:.4g}, training loss {result.train_loss:.4g}"
+        )
+    print(out)
+    return 0 if result.done else 1

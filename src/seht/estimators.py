@@ -137,7 +137,7 @@ class SehtD:
 
     def layers(self, count: int, seed: int) -> tuple[int, ...]:
         """Each tensor with probability p1, independently."""
-        draws = torch.rand(count, generator=draw.generator(seed), dtype=torch.float64)
+        draws = torch.rand(count, generator=draw.generator(seed), dtype=torch.float64, device="cpu")
         return tuple(i for i, u in enumerate(draws.tolist()) if u < self.keep)
 
     def entries(self, shape: torch.Size, seed: int, device: torch.device) -> Tensor:

@@ -14,6 +14,8 @@ from seht.engines.autograd import refuse_per_sample
 from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
+from seht.engines.closures import Guarded
+from seht.engines.once import refuse_once
 from seht.engines.precision import Casts, Precision
 from seht.engines.shards import refuse_sharded
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
@@ -91,7 +93,7 @@ def loss_and_trace(
             estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
         else:
             detour.penalise()
-            estimate = worker.estimate(replace(task, closure=detour.checked(closure)))
+            estimate = worker.estimate(replace(task, closure=detour.checked(task.closure)))
             estimate.commit()
         _, aux, has_aux = split(estimate.output)
         pair = (estimate.loss, estimate.trace)
@@ -116,6 +118,12 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     ):
         with Casts(precision, safe_ops), safe_ops(), precision.run(), checkpoints():
             loss = check_loss(split(closure())[0])
+        refuse_once(
+            [loss],
+            chosen,
+            "use seht.hessian_trace with many probes instead, or compute its backward with "
+            "differentiable operations and drop the mark",
+        )
         gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
         total = loss.new_zeros((), dtype=torch.float64)
         for weight, gradient in zip(chosen, gradients, strict=True):
@@ -168,7 +176,7 @@ def make_task(
     weights = dict(items[i] for i in indices)
     return Task(
         unwrapped(model),
-        closure,
+        Guarded(model, closure),
         weights,
         tuple(indices),
         chosen.named,

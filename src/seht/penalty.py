@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from seht import estimators, functional, probes
 from seht.distributed import Ranks
 from seht.engines import make_engine
+from seht.engines.alone import alone
 from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines.closures import Guarded
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import Shards
 from seht.engines.shards import find as find_shards
@@ -230,7 +232,7 @@ class HessianTrace:
         """The loss of the main closure with the trace of another."""
         output = closure()
         loss = check_loss(split(output)[0])
-        after = RandomState(task.weights.values())
+        after = RandomState(task.model.parameters())
         with after.kept():
             estimate = self._engine.estimate(replace(task, limit=None), watch=True)
         estimate.loss, estimate.output, estimate.commit = loss, output, lambda: None
@@ -253,7 +255,11 @@ class HessianTrace:
     # --- plain and penalised steps ------------------------------------------------------------
 
     def _plain(self, closure: Closure, step: int, *, look: bool, shards: Shards | None) -> Any:
-        output = closure()
+        if look:
+            with alone():
+                output = Guarded(self.model, closure)()
+        else:
+            output = closure()
         loss = split(output)[0]
         if look:
             check_loss(loss)

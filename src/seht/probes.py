@@ -112,6 +112,8 @@ def _nothing_chosen(
 ) -> str:
     if not trainable and not frozen:
         return "the model has no parameters, so there is no Hessian to take the trace of"
+    if not trainable and not any(tensor.is_floating_point() for tensor in frozen.values()):
+        return "no parameter of the model is floating, so there is no Hessian to take the trace of"
     if not trainable:
         return "every parameter of the model is frozen; set requires_grad_(True) on those to probe"
     if params is None:
@@ -131,7 +133,10 @@ def _check_tensors(tensors: dict[str, Tensor]) -> None:
         )
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
-            raise TypeError(f"parameter {name!r} is {tensor.dtype}; only real floating ones work")
+            raise TypeError(
+                f"parameter {name!r} is {tensor.dtype}, and only real floating ones are probed; "
+                "leave it out with params=, or keep its real and imaginary parts as parameters"
+            )
 
 
 # --- seeds ------------------------------------------------------------------------------------
@@ -184,7 +189,7 @@ def rademacher(shape: torch.Size, seed: int, device: torch.device | str = "cpu")
 @cache
 def _sign_table(device: str) -> Tensor:
     # Row b holds the eight signs that the bits of byte b stand for, packed into one int64.
-    bytes_, bits = torch.arange(256).unsqueeze(1), torch.arange(8)
+    bytes_, bits = torch.arange(256, device="cpu").unsqueeze(1), torch.arange(8, device="cpu")
     signs = ((bytes_ >> bits & 1) * 2 - 1).to(torch.int8)
     return signs.view(torch.int64).squeeze(1).to(device)
 

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from seht import losses
+from seht.hooks import REGISTER, heard_anyway, unheard
 
 
 def normalise(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,17 +217,32 @@ SAFE: dict[Any, Callable[..., Any]] = {
 
 
 class SafeOps(TorchFunctionMode):
-    """Answers every function in :data:`SAFE` by its replacement while active."""
+    """Answers every function in :data:`SAFE` by its replacement while active.
+
+    ``between`` is called between the operations; with ``deaf`` no tensor gets a hook.
+    """
+
+    def __init__(self, between: Callable[[], None] | None = None, *, deaf: bool = False) -> None:
+        super().__init__()
+        self._between, self._deaf = between, deaf
+        self.hooked = False
+        """Whether a hook was asked for."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Look the function up; everything else passes."""
+        if self._between is not None:
+            self._between()
+        if func in REGISTER and not heard_anyway(args):
+            self.hooked = True
+            if self._deaf:
+                return unheard()
         return SAFE.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextmanager
-def safe_ops() -> Iterator[None]:
+def safe_ops(between: Callable[[], None] | None = None, *, deaf: bool = False) -> Iterator[SafeOps]:
     """Everything in the block is differentiable at every order: the mode, and math attention."""
-    with sdpa_kernel(SDPBackend.MATH), SafeOps():
-        yield
+    with sdpa_kernel(SDPBackend.MATH), SafeOps(between, deaf=deaf) as mode:
+        yield mode

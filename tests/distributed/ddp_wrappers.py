@@ -278,6 +278,23 @@ def threads():
     assert names == ["_DDPSinkBackward"]
 
 
+def module_hook(engine, form):
+    """A backward hook inside the network, with DDP's own beside it: once in each step."""
+    model, seen = network(), []
+    inner = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)][-1]
+    own = inner.register_full_backward_hook(lambda m, i, out: seen.append(out[0].norm().item()))
+    ddp = DDP(model, find_unused_parameters=True)
+    penalty = seht.HessianTrace(ddp, weight=WEIGHT, engine=engine)
+    for step in range(2):
+        batch = data(step)
+        ddp.zero_grad()
+        closure = loss_of(ddp, batch)
+        (penalty.backward if form == "lean" else lambda c: penalty(c).backward())(closure)
+        assert len(seen) == step + 1
+    own.remove()
+    assert_close(gradients(model), expected(model, penalty.last, batch, engine=engine))
+
+
 def comm_hook(engine, form):
     """A communication hook sees the penalised gradient, once."""
     model = network()

@@ -54,6 +54,28 @@ def forms():
 
 
 @check
+def hooks():
+    """FSDP gathers weights in hooks of its own; the user's would need a graph that is kept."""
+    model = sharded(make("relu", torch.float64))
+    data = half(batch("relu", torch.float64, 0))
+    penalties = [seht.HessianTrace(model, weight=1e-2, curvature=c) for c in ("hessian", "ggn")]
+
+    def listening():
+        x, y = data
+        z = seht.boundary(model(x))
+        z.register_hook(lambda g: None)
+        return torch.nn.functional.cross_entropy(z, y)
+
+    for penalty in penalties:
+        words = ("remove backward hooks", "fully_shard")
+        refused(model, lambda: penalty.backward(listening), *words)
+        handle = model[0].register_full_backward_hook(lambda m, into, out: None)
+        refused(model, lambda: penalty.backward(lambda: loss_of(model, data)), *words)
+        handle.remove()
+        penalty.backward(lambda: loss_of(model, data))
+
+
+@check
 def policies():
     """Low precision inside FSDP is refused when the penalty is made."""
     for options in (

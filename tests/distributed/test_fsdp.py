@@ -46,6 +46,7 @@ def test_fsdp(tmp_path):
     checks = ["trajectory:relu-transformer:float64:True", "trajectory:relu:float32:False"]
     checks += ["trajectory:relu:float64:True:d", "trajectory:smooth:float64:True:ggn"]
     checks += ["forms", "policies", "accumulation", "nonfinite", "failures:hessian:True", "seeds"]
+    checks += ["hooks"]
     run(tmp_path, checks)
 
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import Snapshot, own_state
+from abusing import Fuse, Surroundings
+from helpers import Snapshot
 from stepping import FORMS, WEIGHT, assert_gradients, entropy, gradients, mlp, penalise, rows
-from torch import nn
 
 import seht
 
@@ -29,7 +29,7 @@ class Bomb:
         h = self.model[2](self.model[1](self.model[0](self.x)))
         self.maybe("middle")
         run = self.runs
-        h.register_hook(lambda grad: self.maybe("backward", run))
+        h = Fuse.apply(h, lambda: self.maybe("backward", run))
         h = self.model[4](self.model[3](h))
         with torch.no_grad():
             self.maybe("no_grad")
@@ -40,27 +40,6 @@ class Bomb:
     def maybe(self, where, run=None):
         if where == self.where and (run or self.runs) == self.run:
             raise self.error("boom")
-
-
-class Surroundings:
-    """What a step may touch besides the model."""
-
-    def __init__(self, model, penalty):
-        self.snapshot = Snapshot(model)
-        self.modes = torch._C._len_torch_function_stack()
-        self.grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self.hooks = [dict(p._backward_hooks or {}) for p in model.parameters()] + [
-            (len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
-        ]
-        self.everywhere = len(nn.modules.module._global_forward_pre_hooks)
-        self.identities = [id(t) for t in (*model.parameters(), *model.buffers())]
-        self.penalty = own_state(penalty)
-        self.replaying = seht.replaying()
-
-    def assert_same(self, other, *, random):
-        self.snapshot.assert_same(other.snapshot, random=random)
-        for name in vars(self).keys() - {"snapshot"}:
-            assert getattr(self, name) == getattr(other, name), name
 
 
 def prepared(curvature, *, warm):
@@ -141,7 +120,7 @@ def test_a_failure_of_the_other_closure(form, run):
         if "running" not in name and "num" not in name:  # the main closure has moved these, once
             assert torch.equal(weight, after.snapshot.state[name])
     assert model[1].num_batches_tracked == before.snapshot.state["1.num_batches_tracked"] + 1
-    assert after.modes == 0 and after.hooks == before.hooks and after.penalty == before.penalty
+    assert after.modes == (0, 0) and after.hooks == before.hooks and after.penalty == before.penalty
 
 
 @pytest.mark.parametrize("run", [1, 2])

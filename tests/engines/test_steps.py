@@ -228,4 +228,4 @@ def test_plain_numbers_alone():
     steps = StepControl(kappa=0.01)
     Simulated(1.0, 1e-3, (2, 2)).check(steps)
     assert StepControl(**steps.state()) == steps
-    assert all(isinstance(v, (bool, int, float)) for v in steps.state().values())
+    assert all(isinstance(v, (bool, int, float, str, type(None))) for v in steps.state().values())

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from seht.engines.alone import alone
 from seht.engines.base import (
     Directions,
     Estimate,
@@ -41,12 +42,24 @@ from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
+from seht.engines.graph import quiet
+from seht.engines.once import refuse_once
 from seht.engines.parallel import refuse_parallel
-from seht.engines.precision import Casts, check_precision, prepared
+from seht.engines.precision import Casts, Precision, check_precision, prepared
+from seht.engines.replay import extra_run
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import find as find_shards
+from seht.engines.state import RandomState, break_in, uninterrupted
 from seht.engines.watched import own_gradients
+from seht.engines.witness import unrepeatable
+from seht.hooks import hooks_of, muted
 from seht.safe_ops import safe_ops
+
+ONCE = (
+    "use engine='difference', which needs first derivatives only, or compute its backward with "
+    "differentiable operations and drop the mark"
+)
+"""What to do about a function that has a first derivative only."""
 
 
 def refuse_per_sample(estimator: object) -> None:
@@ -77,20 +90,33 @@ class AutogradEngine:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
+            uninterrupted(),
+            alone(task.weights.values()),
             own_gradients(),
             prepared(task, self.precision) as (task, precision),
-            BorrowedBuffers(task.model) as buffers,
         ):
+            weights = list(task.weights.values())
             boundary = Boundary(task) if task.curvature == "ggn" else None
-            casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
-            with boundary or nullcontext(), casts, safe_ops(), precision.run(), checkpoints():
-                output = task.closure()
-            loss = check_loss(split(output)[0])
-            with _explained():
+            random = RandomState(task.model.parameters())
+            start = random.read()
+            with BorrowedBuffers(task.model) as buffers, boundary or nullcontext():
+                output, heard = _run(task, precision)
+            loss = source = check_loss(split(output)[0])
+            hooks = hooks_of([task.model, *buffers.others])
+            if hooks or heard:
+                precision.hooked = True
+                again = BorrowedBuffers(task.model, buffers.others)
+                with _repeated(random, start), again, muted(hooks), boundary or nullcontext():
+                    repeated, _ = _run(task, precision, deaf=True)
+                source = check_loss(split(repeated)[0])
+            if boundary is not None:
+                boundary.restrict(source)
+            refuse_once([source], weights, ONCE)
+            with _explained(), quiet(weights):
                 if boundary is None:
-                    trace, unused = hutchinson(loss, task)
+                    trace, unused = hutchinson(source, task)
                 else:
-                    trace, unused = gauss_newton(loss, boundary, task)
+                    trace, unused = gauss_newton(source, boundary, task)
             if precision.wide or (lean and precision.apart):
                 loss, trace = precision.handed_on([loss, trace])
         if not task.differentiable:
@@ -107,12 +133,34 @@ class AutogradEngine:
         """Nothing to remember."""
 
 
+def _run(task: Task, precision: Precision, *, deaf: bool = False) -> tuple[Any, bool]:
+    """What the closure returns, and whether it asked for hooks; with ``deaf`` it gets none."""
+    casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
+    with casts, safe_ops(break_in, deaf=deaf) as mode, precision.run(), checkpoints():
+        output = task.closure()
+    return output, mode.hooked
+
+
+@contextmanager
+def _repeated(random: RandomState, start: list[Tensor]) -> Iterator[None]:
+    """Another run of the closure in the block, with the random numbers of the first."""
+    end = random.read()
+    random.begin(start)
+    try:
+        with extra_run():
+            yield
+        if not random.equals(end):
+            raise unrepeatable("it drew other random numbers than before")
+    finally:
+        random.write(end)
+
+
 def hutchinson(loss: Tensor, task: Task) -> tuple[Tensor, tuple[str, ...]]:
     """The loop of Algorithms 1 and 2 over the task's probes."""
-    names, omega = list(task.weights), list(task.weights.values())
-    g = torch.autograd.grad(loss, omega, create_graph=True, allow_unused=True)
-    unused = report_unused(task, [n for n, part in zip(names, g, strict=True) if part is None])
-    gradient = {n: part for n, part in zip(names, g, strict=True) if part is not None}
+    omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
+    g = torch.autograd.grad(loss, list(omega.values()), create_graph=True, allow_unused=True)
+    gradient = {n: part for n, part in zip(omega, g, strict=True) if part is not None}
+    unused = report_unused(task, [n for n in task.weights if n not in gradient])
     trace = loss.new_zeros(())
     for sigma in task.probes():
         trace = trace + product(gradient, sigma, task)
@@ -143,19 +191,14 @@ def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, 
     z = boundary.outputs
     gradient, curved = slope(loss, z) if z else ([], False)
     boundary.check(curved)
-    names, omega = list(task.weights), list(task.weights.values())
+    omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
     u = [torch.zeros_like(part, requires_grad=True) for part in z]
-    backward = torch.autograd.grad(z, omega, u, create_graph=True, allow_unused=True)
-    unused = report_unused(
-        task, [n for n, part in zip(names, backward, strict=True) if part is None]
-    )
+    found = torch.autograd.grad(z, list(omega.values()), u, create_graph=True, allow_unused=True)
+    backward = {n: part for n, part in zip(omega, found, strict=True) if part is not None}
+    unused = report_unused(task, [n for n in task.weights if n not in backward])
     trace = loss.new_zeros(())
     for sigma in task.probes():
-        pairs = [
-            (part * sigma[n].to(part.dtype)).sum()
-            for n, part in zip(names, backward, strict=True)
-            if part is not None
-        ]
+        pairs = [(part * sigma[n].to(part.dtype)).sum() for n, part in backward.items()]
         if not pairs:
             break
         direction = torch.autograd.grad(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -136,6 +137,12 @@ def split(output: Any) -> tuple[Any, Any, bool]:
 
 def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
     """Refuse what is no loss. Whether it is finite is looked at later, with the other values."""
+    if inspect.isgenerator(loss) or inspect.iscoroutine(loss):
+        loss.close()
+        raise TypeError(
+            f"the closure is a {type(loss).__name__} function; it must return the loss: write "
+            "return in place of yield, and def in place of async def"
+        )
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"the closure must return a scalar tensor or (scalar tensor, aux), "
@@ -147,6 +154,11 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
         )
     if not loss.is_floating_point():
         raise TypeError(f"the loss must be floating, not {loss.dtype}")
+    if loss.is_meta:
+        raise ValueError(
+            "the loss is on the meta device and has no value; load the model's weights, or "
+            "to_empty(device=...) them, and compute the loss on a real device"
+        )
     if graph and not loss.requires_grad:
         raise RuntimeError(
             "the loss has no graph (requires_grad is False); compute it from the model's "

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.engines.base import Task
 from seht.engines.dropping import Dropped
 from seht.engines.halves import HALVES
+from seht.engines.once import node_of, reached
 from seht.engines.prefix import shares_memory
 from seht.probes import clean_name
 
@@ -37,6 +39,9 @@ def boundary(outputs: Any) -> Any:
 class Boundary:
     """Collects the outputs of a pass, and gives out copies: only the loss lies behind them."""
 
+    copied = False
+    """Whether this came into being with a copy of the model, made inside the closure."""
+
     def __init__(self, task: Task) -> None:
         self._module = _find(task.model, task.boundary)
         self._named = task.boundary is not None
@@ -47,6 +52,7 @@ class Boundary:
         """By identity of what was given out: itself, and the output it was made from."""
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
+        self._kept: frozenset[int] | None = None
         self.cut = False
         """Make the outputs leaves, so that the network's graph can go."""
         self.roots: list[Tensor] = []
@@ -57,10 +63,28 @@ class Boundary:
         self.made: set[int] = set()
         """The identities of what was given out, for those who ask where a tensor comes from."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy (or pickle) of the model has our hooks, too: there they do nothing."""
+        return {"copied": True}
+
     @property
     def outputs(self) -> list[Tensor]:
         """What the pass put out; marks win over the model's own outputs."""
-        return self._marked or self._hooked
+        found = self._marked or self._hooked
+        if self._kept is None:
+            return found
+        return [z for place, z in enumerate(found) if place in self._kept]
+
+    def restrict(self, loss: Tensor) -> None:
+        """Leave out outputs that the loss does not depend on, now and in the passes to come: they
+        served something else, and their graph may be gone.
+        """
+        self._kept = None
+        if len(self.outputs) > 1:
+            nodes = [node_of(z) for z in self.outputs]
+            found = reached([loss.grad_fn], set())  # past outputs: one may lead to another
+            kept = frozenset(place for place, node in enumerate(nodes) if node in found)
+            self._kept = kept or None
 
     def mark(self, outputs: Any) -> Any:
         """Take over a structure of tensors marked by the user."""
@@ -83,6 +107,8 @@ class Boundary:
         _active.reset(self._token)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.copied:
+            return None
         self._depth += 1
         if self._depth > 1:
             return None
@@ -92,6 +118,8 @@ class Boundary:
         return mapped((args, kwargs), self._origin) if self._origins else None
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        if self.copied:
+            return None
         self._depth -= 1
         if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
             return None
@@ -113,7 +141,7 @@ class Boundary:
                 tensor = tensor.clone()  # put out as it is it would move with the weight
             if tensor.dtype in HALVES:
                 tensor = tensor.float()  # what follows is divided by the step
-            if self.cut:
+            if self.cut and not is_functorch_wrapped_tensor(tensor):
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
             else:

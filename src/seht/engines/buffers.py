@@ -25,6 +25,12 @@ class _Loan:
     """What the module held when the block ended."""
 
 
+_lent: dict[int, int] = {}
+"""By identity of a module's buffers: the thread that holds clones of them. A frozen network that
+several threads call beside their own models is lent to the first.
+"""
+
+
 class BorrowedBuffers:
     """While the block runs, the modules hold clones of their buffers; afterwards the originals.
 
@@ -40,8 +46,11 @@ class BorrowedBuffers:
     def __init__(self, model: nn.Module, others: Iterable[nn.Module] = ()) -> None:
         self._roots = [model, *others]
         self._known: set[int] = set()
+        self._own: set[int] = set()
+        """The parts of the model itself."""
         self._clones: dict[int, Tensor] = {}
         self._loans: list[_Loan] = []
+        self._lent: list[int] = []
         self._thread = threading.get_ident()
         self.clones: set[int] = set()
         """The identities of what the modules hold while the block runs; it may grow."""
@@ -51,6 +60,7 @@ class BorrowedBuffers:
     def __enter__(self) -> BorrowedBuffers:
         for root in self._roots:
             self._adopt(root)
+            self._own = self._own or set(self._known)
         # Compiled code guards on global hooks: with one it would be compiled anew each time.
         self._hook = None if compiles() else register_module_forward_pre_hook(self._meet)
         return self
@@ -61,6 +71,15 @@ class BorrowedBuffers:
         for loan in self._loans:
             loan.left = loan.holder.get(loan.name)
             loan.holder[loan.name] = loan.original
+        for holder in self._lent:
+            if _lent.get(holder) == self._thread:
+                del _lent[holder]
+
+    def _lend(self, holder: dict[str, Tensor | None]) -> bool:
+        """Whether these buffers may be exchanged: not if another thread holds clones of them."""
+        thread = _lent.setdefault(id(holder), self._thread)
+        self._lent.append(id(holder))
+        return thread == self._thread
 
     def commit(self) -> None:
         """Take over what the pass wrote: in place, or as a new tensor where it assigned one."""
@@ -74,7 +93,14 @@ class BorrowedBuffers:
 
     def _meet(self, module: nn.Module, inputs: object) -> None:
         # The hook is for all threads, and another one may train a model of its own.
-        if id(module) not in self._known and threading.get_ident() == self._thread:
+        if threading.get_ident() != self._thread:
+            if id(module) in self._own:
+                raise RuntimeError(
+                    "the model is called in another thread while a penalised step runs, where its "
+                    "weights are moved and its decisions cannot be seen; call it in the thread of "
+                    "the step only, or use a copy of it elsewhere"
+                )
+        elif id(module) not in self._known:
             refuse_parallel(module)
             self.others.append(module)
             self._adopt(module)
@@ -85,6 +111,8 @@ class BorrowedBuffers:
                 if id(module) in self._known:
                     continue
                 self._known.add(id(module))
+                if module._buffers and not self._lend(module._buffers):
+                    continue
                 for name, original in module._buffers.items():
                     if original is None:
                         continue

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seht.engines.graph import leaves_of, quiet
+from seht.engines.once import refuse_once
 from seht.engines.softmax import SoftmaxCurvature
 
 
@@ -29,6 +30,12 @@ class OutputCurvature:
 
 def slope(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor | None], bool]:
     """dL/dz with its graph, and whether it depends on z at all."""
+    refuse_once(
+        [loss],
+        outputs,
+        'curvature="ggn" differentiates the loss twice: take curvature="hessian", or compute its '
+        "backward with differentiable operations and drop the mark",
+    )
     parts: list[Tensor | None] = list(
         torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
     )

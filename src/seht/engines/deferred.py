@@ -27,6 +27,10 @@ class Precise(Protocol):
     def scale(self) -> float:
         """What gradients are multiplied by meanwhile."""
 
+    @property
+    def hooked(self) -> bool:
+        """Whether the user's hooks see the gradients."""
+
     def backward(self) -> AbstractContextManager[None]:
         """What surrounds a backward pass."""
 
@@ -59,7 +63,9 @@ class Deferred(torch.autograd.Function):
         keep = ctx.keep or torch._C._autograd._get_current_graph_task_keep_graph()
         if parts:
             with torch.no_grad():
-                pulls, back = normalised([g for _, g in parts], ctx.precision.scale)
+                pulls, back = [g for _, g in parts], torch.ones(())
+                if not ctx.precision.hooked:
+                    pulls, back = normalised(pulls, ctx.precision.scale)
             with ctx.precision.backward(), torch.enable_grad(), quiet(ctx.leaves):
                 found = torch.autograd.grad(
                     [root for root, _ in parts],

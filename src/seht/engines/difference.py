@@ -25,21 +25,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.engines.alone import alone
 from seht.engines.base import Directions, Estimate, Task, check_loss, refuse_scripted, split
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.gradients import Gradient, add, left_out, times
 from seht.engines.graph import Stored
+from seht.engines.kinks.rules import KeepGraph
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
 from seht.engines.precision import check_precision, prepared
-from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_half
+from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_half, refuse_kept
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
 from seht.engines.watched import own_gradients
 from seht.estimators import unknown
+from seht.hooks import hooks_of
 
 
 class DifferenceEngine:
@@ -65,6 +68,8 @@ class DifferenceEngine:
         self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
+        self._whole = False
+        """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
@@ -84,6 +89,7 @@ class DifferenceEngine:
             torch.inference_mode(False),
             torch.enable_grad(),
             uninterrupted(),
+            alone(task.weights.values()),
             own_gradients(),
             nullcontext() if shards is None else shards.cleaned(),
             prepared(task, self.precision) as (task, precision),
@@ -100,19 +106,29 @@ class DifferenceEngine:
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
             held = getattr(task.estimator, "coupling", None) == "frozen"
             lean = lean and not prefix and (not task.skip or shards is not None) and not held
+            if shards is None:
+                lean = lean and not self._whole and not hooks_of([task.model])
             options: dict[str, Any] = {
-                "lean": lean,
                 "frozen": not free,
                 "prefix": prefix,
                 "watch": not free and (watch or self.steps.uses < 2),
                 "memory": self.memory,
                 "precision": precision,
             }
-            passes = (
-                Passes(task, **options)
-                if shards is None
-                else ShardedPasses(task, shards, **options)
-            )
+            if shards is not None:
+                with refuse_kept():
+                    passes: Passes = ShardedPasses(task, shards, lean=lean, **options)
+            else:
+                try:
+                    passes = Passes(task, lean=lean, **options)
+                except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
+                    lean, self._whole = False, True
+                    passes = Passes(task, **options)
+            if passes.hooked and held:
+                raise ValueError(
+                    "coupling='frozen' sends its gradient through the network's own graph, where "
+                    "backward hooks would meet it; remove the hooks, or take coupling='own'"
+                )
             if not passes.used:
                 found = _nothing_used(passes, lean)
             else:
@@ -175,7 +191,8 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
     """The mean over the probes, with 1 + 2K passes."""
     task, loss = passes.task, passes.loss
     scale = task.estimator.scale / task.estimator.probes
-    centre = passes.centre_gradient(keep=not lean) if lean or watch else None
+    early = lean or watch or (passes.hooked and task.differentiable)
+    centre = passes.centre_gradient(keep=not lean) if early else None
     value = loss.new_zeros((), dtype=torch.float64)
     pull = torch.zeros_like(value)
     unit, total = pull, Gradient()
@@ -210,6 +227,10 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
                 total, pull = left_out(total, trace), torch.where(trace.isfinite(), pull, 0.0)
             total = add(total, times(centre or [], 1 + factor * pull))
         whole = passes.handed_out(loss + factor * trace, total)
+    elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
+        total = add(times(total, unit), times(centre or [], pull))
+        [loss], inputs = passes.ends([loss])
+        trace = Stored.apply(trace, total, [1.0] * len(total), *inputs)
     elif task.differentiable:
         units = [unit] * len(total)
         [loss], inputs = passes.ends([loss])

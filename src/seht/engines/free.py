@@ -32,12 +32,13 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
     """The mean of the loss at both sides of every probe, its gradient waiting."""
     e = (2 * task.weight) ** 0.5
     share = 1 / (2 * task.estimator.probes)
-    random, weights = RandomState(task.weights.values()), Weights(task.weights)
+    random, weights = RandomState(task.model.parameters()), Weights(task.weights)
     start = random.read()
     leaves: list[Tensor] = []
     older = False
     total: Gradient = []
-    mean = trace = torch.zeros((), dtype=torch.float64)
+    device = next(iter(task.weights.values())).device
+    mean = trace = torch.zeros((), dtype=torch.float64, device=device)
     output, end, commit = None, start, None
     others: list[nn.Module] = []
     for sigma in task.probes():
@@ -45,7 +46,7 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
             random.begin(start)
             buffers = BorrowedBuffers(task.model, others)
             try:
-                with weights.moved(sigma, torch.tensor(side, dtype=torch.float64)):
+                with weights.moved(sigma, mean.new_tensor(side)):
                     since = mark()
                     own = Generators(random, again=commit is not None)
                     casts = Casts(precision, partial(BorrowedBuffers, task.model))

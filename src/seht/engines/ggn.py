@@ -33,10 +33,10 @@ def gauss_newton(
     """The mean over the probes, with 1 + K passes (lean: one more forward pass)."""
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
-    z = list(passes.boundary.outputs)
-    curvature = Curvature(loss, z)
+    plain, z = passes.apart()
+    curvature = Curvature(plain, z)
     passes.boundary.check(curvature.curved)
-    behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
+    behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
     passes.refuse_behind(behind)
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
@@ -68,6 +68,10 @@ def gauss_newton(
             total = times(total, factor)
             passes.pull_into(total, roots, pulls)
         whole = passes.handed_out(loss + factor * trace, total)
+    elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
+        total = add(total, passes.pull(z, cotangents, keep=passes.older))
+        [loss], inputs = passes.ends([loss])
+        trace = Stored.apply(value, total, [1.0] * len(total), *inputs)
     elif task.differentiable:
         ones = [1.0] * (len(z) + len(total))
         [loss, *z], inputs = passes.ends([loss, *z])

@@ -54,8 +54,13 @@ def sketch(gradient: Gradient, leaves: Sequence[Tensor], most: int = 4096) -> Te
     for leaf, g in zip(leaves, gradient, strict=False):
         stride = stride_of(leaf, most)
         taken = leaf.detach().flatten()[::stride] * 0 if g is None else g.flatten()[::stride]
-        parts.append(taken.double() * stride**0.5)
+        parts.append(real(taken).double() * stride**0.5)
     return torch.cat(parts)
+
+
+def real(t: Tensor) -> Tensor:
+    """Complex entries as twice as many real ones."""
+    return torch.view_as_real(t).flatten() if t.is_complex() else t
 
 
 def stride_of(leaf: Tensor, most: int = 4096) -> int:

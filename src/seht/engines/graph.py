@@ -14,7 +14,7 @@ _LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 def mark() -> int:
     """Nodes made from now on have at least this sequence number."""
-    probe = torch.zeros((), requires_grad=True) + 0
+    probe = torch.zeros((), requires_grad=True, device="cpu") + 0
     return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
 
 

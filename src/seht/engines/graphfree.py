@@ -29,6 +29,7 @@ from seht.engines.base import Closure, Directions, Task, refuse_scripted
 from seht.engines.curved import Curvature
 from seht.engines.dropping import dropping
 from seht.engines.graph import leaves_of
+from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
 from seht.engines.state import uninterrupted
@@ -99,6 +100,7 @@ def replicates(
         differentiable=False,
     )
     refuse_scripted(model, "difference")
+    refuse_parallel(model)
     with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
         if per_layer:
             return _with_layers(task, kappa, memory)

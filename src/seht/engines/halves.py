@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.base import Task
+from seht.hooks import REGISTER
 
 HALVES = (torch.float16, torch.bfloat16)
 _TO_HALF = frozenset({torch.Tensor.half, torch.Tensor.bfloat16})
-_KEEP = frozenset({torch.Tensor.copy_, torch.Tensor.data.__set__})  # type: ignore[attr-defined]
+_KEEP = REGISTER | {torch.Tensor.copy_, torch.Tensor.data.__set__}  # type: ignore[attr-defined]
 
 
 def in_half(task: Task) -> bool:
@@ -30,7 +31,7 @@ def in_half(task: Task) -> bool:
 
 def widened(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """A call with float32 in place of half precision, also where that is named (``x.half()``)."""
-    if func in _KEEP:  # what is written into keeps its type
+    if func in _KEEP:  # what is written into keeps its type, and a hook its tensor
         return func, args, kwargs
     if func in _TO_HALF:
         func = torch.Tensor.float

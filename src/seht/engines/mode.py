@@ -60,6 +60,10 @@ class Mode(TorchFunctionMode):
         """Whether an activation checkpoint runs its part again."""
         self.lenient = False
         """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
+        self.lean = self.cut = False
+        """Whether the centre's graph is not kept; and its part before the outputs not even made."""
+        self.hooked = False
+        """Whether the closure wants to see gradients of its tensors."""
         self.depth = 0
         """How many composite functions we are inside of."""
 

@@ -26,6 +26,7 @@ from seht.engines.graph import (
     quiet,
     refuse_older,
 )
+from seht.engines.kinks.rules import KeepGraph
 from seht.engines.persample.axes import every_tensor
 from seht.engines.persample.errors import ExampleError, refuse_compiled
 from seht.engines.persample.layers import LAYERS
@@ -35,7 +36,8 @@ from seht.engines.persample.tracking import Tracker
 from seht.engines.precision import Casts, Precision
 from seht.engines.replay import Prefix, Recorder, Replayer, extra_run
 from seht.engines.state import RandomState, Weights
-from seht.engines.witness import Witness
+from seht.engines.witness import Witness, unrepeatable
+from seht.hooks import hooks_of, muted
 
 
 class Passes:
@@ -49,6 +51,8 @@ class Passes:
     """What the loss depends on."""
     used: dict[str, Tensor]
     unused: tuple[str, ...]
+    hooked: bool
+    """Whether the user looks at gradients inside the network (``hooks.py``)."""
 
     def __init__(
         self,
@@ -65,17 +69,22 @@ class Passes:
         self.task = task
         self.precision = precision or Precision()
         self.frozen = frozen
-        self.random = RandomState(task.weights.values())
+        self.random = RandomState(task.model.parameters())
         self.tracker: Tracker | None = None
         self._dropped = dropped
         self._signs: tuple[Probe, Signs] | None = None
         kept = Prefix({id(w) for w in task.weights.values()}) if prefix else None
         self.start = self.random.read()
         self._watch = watch
-        if task.per_sample:
-            since = self._search(lean, memory or Memory())
-        else:
-            since = self._centre(lean, kept)
+        try:
+            if task.per_sample:
+                since = self._search(lean, memory or Memory())
+            else:
+                since = self._centre(lean, kept)
+            self._listen()
+        except KeepGraph:
+            self.random.begin(self.start)
+            raise
         self.end = self.random.read()
         self._survey(since)
         if not task.differentiable:  # the value needs no other gradient
@@ -83,11 +92,18 @@ class Passes:
         self.weights = self._own_weights()
         if self.tracker is not None:
             self.weights.still = {n for n in self.tracker.moving() if n in self.used}
-        if kept is not None and not (kept.intact() and self._before_all(kept)):
+        if kept is not None and not (not self.hooked and kept.intact() and self._before_all(kept)):
             self.recorder.prefix = None
         self.tied: list[str] = []
         """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _listen(self) -> None:
+        """Look for hooks of the user's."""
+        self._hooks = hooks_of([self.task.model, *self.buffers.others])
+        self.hooked = self.precision.hooked = bool(self._hooks) or self.recorder.hooked
+        if self.hooked and self.recorder.lean:  # on a module that the closure calls besides
+            raise KeepGraph
 
     def _survey(self, since: int) -> None:
         """What the loss depends on, and which of the drawn tensors are among it."""
@@ -115,6 +131,8 @@ class Passes:
         self.recorder.precision = self.precision
         self.recorder.borrowed = partial(BorrowedBuffers, self.task.model)
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
+        self.recorder.lean = lean and self.task.differentiable
+        self.recorder.cut = self.recorder.lean and self.boundary is not None
         if self.boundary is not None:
             self.boundary.cut = lean
             self.boundary.tracker = tracker
@@ -140,6 +158,9 @@ class Passes:
             tracker.finish(self.loss)
         if self.boundary is not None:
             self.boundary.tracker = None
+            if self.recorder.cut and any(z.grad is not None for z in self.boundary.outputs):
+                raise KeepGraph  # the closure has called backward
+            self.boundary.restrict(self.loss)
         return since
 
     def _search(self, lean: bool, memory: Memory) -> int:
@@ -168,6 +189,13 @@ class Passes:
         if self.tracker is None:
             return ()
         return tuple(n for n in self.used if n not in self.weights.still)
+
+    @property
+    def held(self) -> bool:
+        """Whether batch statistics are held. In the perturbed passes they are leaves; in the
+        centre's graph they are not, and its gradients must not be compared with theirs.
+        """
+        return self.tracker is not None and self.tracker.holds
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -237,15 +265,36 @@ class Passes:
                 with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
                     if self._watch:
                         replayer.witness = self._witness(mark(), buffers)
-                    own = self._mode(replayer)
-                    with self.boundary or nullcontext(), own, extra_run(), self.precision.run():
-                        output = self.task.closure()
+                    with (
+                        muted(self._hooks),
+                        self.boundary or nullcontext(),
+                        self._mode(replayer),
+                        extra_run(),
+                        self.precision.run(),
+                    ):
+                        output = self._again()
                 if self.frozen:
                     replayer.finish(self.end)
                     self._watch = False  # one comparison is enough
                 yield output
         finally:
             self.random.write(self.end)
+
+    def _again(self) -> Any:
+        try:
+            return self.task.closure()
+        except StopIteration as error:
+            raise unrepeatable("what it takes its data from has run out") from error
+
+    def apart(self) -> tuple[Tensor, list[Tensor]]:
+        """Loss and outputs at the centre, to differentiate as we like: where there are hooks, of
+        a pass that has none.
+        """
+        if not self.hooked:
+            return self.loss, list(self.boundary.outputs) if self.boundary else []
+        with self.at(None) as output:
+            loss = check_loss(split(output)[0])
+            return loss, list(self.boundary.outputs) if self.boundary else []
 
     def gradient(
         self, sigma: Directions, step: Tensor, total: Gradient, scale: Tensor | None = None
@@ -279,7 +328,11 @@ class Passes:
 
     def centre_gradient(self, *, keep: bool) -> Gradient:
         """The gradient of the loss at the centre."""
-        return self.pull([self.loss], None, keep=keep or self.older)
+        if self.held:
+            with self.at(None) as output:
+                return self.pull([check_loss(split(output)[0])], None, keep=self.older)
+        loss, _ = self.apart()
+        return self.pull([loss], None, keep=keep or self.older)
 
     def pull(
         self,
@@ -375,7 +428,7 @@ class Passes:
 
     def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
         """The gradient that flows back from the outputs at the centre."""
-        if outputs[0].grad_fn is not None:
+        if outputs[0].grad_fn is not None and not self.held:
             return self.pull(outputs, cotangents, keep=True)
         with self.at(None):  # the lean form has dropped that graph
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]

@@ -77,6 +77,8 @@ class Precision:
         self._outside: list[tuple[str, torch.dtype]] = []
         self.apart = self.wide
         """Whether the user's backward() would run in less than the passes: see ``deferred.py``."""
+        self.hooked = False
+        """Whether hooks of the user's are in the centre's graph: they see what plain ones would."""
 
     @contextmanager
     def around(self, tensors: Iterable[Tensor]) -> Iterator[Precision]:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from seht.engines.base import Directions, Task, report_unused
-from seht.engines.gradients import Gradient, dense, stride_of
+from seht.engines.gradients import Gradient, dense, real, stride_of
 from seht.engines.graph import Take, handed_out, leaves_of, refuse_older
 from seht.engines.halves import HALVES
+from seht.engines.kinks.rules import KeepGraph
 from seht.engines.passes import Passes
 from seht.engines.shards import Shards, is_dtensor, local, place
 from seht.engines.state import Weights
@@ -49,6 +50,19 @@ def refuse_forms(
             f"{sharded}whose weights are gathered anew in a backward pass that comes later; call "
             "penalty.backward(closure) in place of penalty(closure) and loss.backward()"
         )
+
+
+@contextmanager
+def refuse_kept() -> Iterator[None]:
+    """Refuse a closure that needs the centre's graph after its pass."""
+    try:
+        yield
+    except KeepGraph:
+        raise RuntimeError(
+            "the model is sharded by fully_shard, whose graph serves one backward pass at once; "
+            "remove backward hooks inside the network, and gradients that the closure takes "
+            "itself, on penalised steps"
+        ) from None
 
 
 def refuse_half(weights: dict[str, Tensor]) -> None:
@@ -187,7 +201,7 @@ class ShardedPasses(Passes):
             first = -_offset(leaf) % stride
             seen = local(leaf) * 0 if g is None else g
             taken = seen.flatten()[first::stride]
-            parts.append(taken.double() * (stride * self.shards.share(leaf)) ** 0.5)
+            parts.append(real(taken).double() * (stride * self.shards.share(leaf)) ** 0.5)
         return torch.cat(parts)
 
     def sizes(self, *sketches: Tensor) -> list[Tensor]:

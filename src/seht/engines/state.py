@@ -123,7 +123,9 @@ class Weights:
     def _move(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> None:
         for name in names:
             w = self._weights[name]
-            torch.mul(sigma[name], torch.as_tensor(step, dtype=w.dtype), out=w.data)
+            torch.mul(
+                sigma[name], torch.as_tensor(step, dtype=w.dtype, device=w.device), out=w.data
+            )
             w.data.add_(self._saved[name])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 
 from seht.engines.kinks import IN_PLACE
@@ -51,6 +52,8 @@ class _Outside:
     def same_as(self, other: object) -> bool:
         if not isinstance(other, _Outside) or (self.version is None) != (other.version is None):
             return False
+        if is_functorch_wrapped_tensor(self.tensor):
+            return is_functorch_wrapped_tensor(other.tensor)  # made anew by each vmap or grad
         if self.tensor is not other.tensor and self.version is not None:
             # Made anew in each run (from_numpy, say): the same as long as it holds the same.
             return _equal(_bits(self.tensor), _bits(other.tensor))
@@ -155,6 +158,7 @@ class Witness:
         if id(value) in self._written:
             return _Outside(value, None, _bits(value))
         still = value.device.type == "cpu" and not value.requires_grad  # weights move
+        still = still and not is_functorch_wrapped_tensor(value)  # has no content to look at
         few = value.detach().reshape(-1) if still and value.is_contiguous() else None
         if few is not None:
             few = _bits(few[:: -(-few.numel() // _SAMPLE) or 1])

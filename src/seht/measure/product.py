@@ -24,6 +24,8 @@ from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
 from seht.engines.gradients import Gradient
+from seht.engines.once import refuse_once
+from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.state import uninterrupted
 from seht.engines.steps import START
@@ -34,6 +36,13 @@ from seht.safe_ops import safe_ops
 
 _DIFFERENCES = {torch.float32: 1e-5, torch.float64: 1e-9}
 _DOUBLE_BACKWARD = {torch.float32: 1e-6, torch.float64: 1e-13}
+
+
+ONCE = (
+    'take curvature="hessian", whose products can do without, or compute its backward with '
+    "differentiable operations and drop the mark"
+)
+"""What to do about a function that has a first derivative only."""
 
 
 class Product:
@@ -47,7 +56,7 @@ class Product:
         self.samples = 0
         self.differences = False
         """Whether products are made by differences."""
-        self._looked = False
+        refuse_parallel(problem.model)
         try:
             refuse_compiled(problem.model)
             refuse_scripted(problem.model, "autograd")
@@ -121,12 +130,10 @@ class Product:
         with torch.enable_grad(), uninterrupted(), BorrowedBuffers(problem.model):
             with boundary or nullcontext(), safe_ops():
                 loss = check_loss(split(problem.closure(batch)())[0])
+            refuse_once([loss], weights, ONCE)
             if boundary is not None:
                 return self.flatten(_gauss_newton(loss, boundary, weights, parts))
             gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
-            if not self._looked:
-                self._looked = True
-                _refuse_once(gradient)
             pairs = [
                 (g * v).sum()
                 for g, v in zip(gradient, parts, strict=True)
@@ -176,22 +183,6 @@ class Product:
             boundary=problem.boundary,
             differentiable=False,
         )
-
-
-def _refuse_once(gradient: Sequence[Tensor | None]) -> None:
-    """``once_differentiable`` leaves a node that raises in a backward, but not in ``grad``: there
-    what lies behind it is silently 0.
-    """
-    seen: set[Any] = set()
-    stack = [g.grad_fn for g in gradient if g is not None]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if type(node).__name__ == "Error":
-            raise RuntimeError("double backward of a function that is once differentiable")
-        seen.add(node)
-        stack.extend(parent for parent, _ in node.next_functions)
 
 
 def _gauss_newton(

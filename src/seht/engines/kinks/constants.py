@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.kinks.rules import KinkError, Rule, first
+from seht.engines.kinks.rules import KeepGraph, KinkError, Rule, first
+from seht.hooks import heard_anyway, unheard
 
 
 def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -69,6 +70,8 @@ DETACHED = Rule(_detached_record, _detached_replay)
 
 
 def _gradient_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if mode.cut:
+        raise KeepGraph
     out = func(*args, **kwargs)
     graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
     return out, None if graph else out
@@ -80,6 +83,36 @@ def _gradient_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any
 
 GRADIENT = Rule(_gradient_record, _gradient_replay)
 """A gradient taken inside the closure: a constant, unless it keeps its graph."""
+
+
+def _backward_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if mode.cut:
+        raise KeepGraph
+    return func(*args, **kwargs), None
+
+
+def _backward_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+BACKWARD = Rule(_backward_record, _backward_replay, taped=False)
+"""A backward pass inside the closure, for the gradient of an input."""
+
+
+def _hooked_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if not torch.compiler.is_compiling() and not heard_anyway(args):
+        mode.hooked = True
+        if mode.lean:
+            raise KeepGraph
+    return func(*args, **kwargs), None
+
+
+def _hooked_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs) if heard_anyway(args) else unheard()
+
+
+HOOKED = Rule(_hooked_record, _hooked_replay, taped=False)
+"""A hook on a tensor of the closure's: only in the pass that the user differentiates."""
 
 
 def _padded_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

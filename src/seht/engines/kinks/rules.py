@@ -26,6 +26,10 @@ class KinkError(RuntimeError):
     """An operation has a kink that the difference engine cannot freeze."""
 
 
+class KeepGraph(Exception):
+    """The lean form has to keep the centre's graph, because the closure itself uses it."""
+
+
 class Rule(NamedTuple):
     """How one function is frozen."""
 

@@ -18,11 +18,21 @@ from torch import Tensor
 
 from seht import losses
 from seht.engines.kinks.composed import composed, opened, refused
-from seht.engines.kinks.constants import ALIAS, CAST, CONSTANT, DETACHED, GRADIENT, PADDED
+from seht.engines.kinks.constants import (
+    ALIAS,
+    BACKWARD,
+    CAST,
+    CONSTANT,
+    DETACHED,
+    GRADIENT,
+    HOOKED,
+    PADDED,
+)
 from seht.engines.kinks.norms import dist, norm, pairwise_distance
 from seht.engines.kinks.pieces import LINEAR, RELU, sided
 from seht.engines.kinks.places import REDUCED, indexed, pooled
 from seht.engines.kinks.rules import Rule
+from seht.hooks import REGISTER
 
 
 def spellings(names: str) -> list[Any]:
@@ -141,6 +151,8 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(spellings("to type type_as"), CAST),
     **dict.fromkeys(spellings("detach_"), DETACHED),
     torch.autograd.grad: GRADIENT,
+    torch.Tensor.backward: BACKWARD,
+    **dict.fromkeys(REGISTER, HOOKED),
     # losses and functions made of the above
     **dict.fromkeys(
         spellings("""

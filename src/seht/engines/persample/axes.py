@@ -44,8 +44,8 @@ class Axis:
 @lru_cache(maxsize=4096)
 def _owners(size: int, n: int, inner: int, owner: tuple[int, ...] | None) -> Tensor:
     if owner is not None:
-        return torch.tensor(owner)
-    return torch.arange(size) // inner % n
+        return torch.tensor(owner, device="cpu")
+    return torch.arange(size, device="cpu") // inner % n
 
 
 def axis_from(dim: int, owners: Tensor, n: int) -> Axis:

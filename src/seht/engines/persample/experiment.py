@@ -49,7 +49,7 @@ def _masks(n: int) -> list[Tensor]:
     Of a few examples any two can be told apart; of many, two random halves are enough to notice
     that some have met or changed places.
     """
-    numbers = torch.randperm(n, generator=generator(1))
+    numbers = torch.randperm(n, generator=generator(1), device="cpu")
     bits = (n - 1).bit_length()
     halves = [(numbers >> bit & 1).bool() for bit in range(bits if n <= 16 else 2)]
     return [side for half in halves for side in (half, ~half)]
@@ -73,7 +73,7 @@ def _mixed(call: Call, given: list[Tensor], mask: Tensor) -> list[Tensor]:
         if t.is_floating_point():
             other = other * 0.75
             if not bool(other.any()):
-                other = torch.rand(t.shape, generator=generator(3)).to(t) * 0.1
+                other = torch.rand(t.shape, generator=generator(3), device="cpu").to(t) * 0.1
         where = mask[tag.owners(t.shape[tag.dim], call.n)].to(t.device)
         mixed.append(torch.where(_along(where, tag.dim, t.dim()), other, t))
     return mixed

@@ -78,6 +78,7 @@ class Inputs:
         tags = self._tags
         tags.n = tags.n or count
         if tags.n == count and self._new(value.data):
-            order = torch.arange(count) if value.sorted_indices is None else value.sorted_indices
+            order = value.sorted_indices
+            order = torch.arange(count, device="cpu") if order is None else order
             owners = [order[:k].cpu() for k in value.batch_sizes.tolist()]
             tags.tag(value.data, axis_from(0, torch.cat(owners), count))

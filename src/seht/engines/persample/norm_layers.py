@@ -111,6 +111,7 @@ def batch_norm() -> Rule:
         mean, var = x.mean(rest), x.var(rest, correction=0)
         tracker.tag(mean, None)
         tracker.tag(var, None)
+        tracker.holds = True
         y = _held(args, kwargs, mean, var)
         for tensor in (weight, bias):
             tracker.weights.share(tracker.weights.part(tensor), "batch_norm with held statistics")

@@ -47,6 +47,8 @@ class Tracker(Tags):
     ) -> None:
         super().__init__(model, ProbedWeights(weights), layout, coupling)
         self.calls = 0
+        self.holds = False
+        """Whether batch statistics are held (``coupling="frozen"``)."""
         self._model = model
         self._random = random
         self._memory = memory

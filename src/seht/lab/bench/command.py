@@ -14,6 +14,7 @@ from typing import Any
 from seht.estimators import unknown
 from seht.lab import records
 from seht.lab.bench import plot, report
+from seht.lab.bench.allocator import keep_memory
 from seht.lab.bench.cases import CASES
 from seht.lab.bench.results import FAST, FULL, CaseResult, Settings
 from seht.lab.bench.run import bench
@@ -89,6 +90,7 @@ class Command:
         asked = self.models or list(CASES)
         new = [name for name in asked if name not in known]
         if new:
+            about["kept"] = keep_memory()
             known |= {result.name: result for result in bench(new, settings)}
         results = [known[name] for name in CASES if name in known]
         about |= {"command": str(self), "seconds": round(time.perf_counter() - start)}

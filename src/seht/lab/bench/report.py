@@ -44,7 +44,8 @@ momentum), in plain steps of the same model.
   over rounds and the quartiles. SEHT-D differs from step to step: undrawn steps and steps drawn
   evenly over the order of their first layer, weighted by their probability, and the mean over
   rounds. The row of the plain step shows what two equal things differ by. The engine's own checks
-  are not in it; the notes say what they cost.
+  are not in it; the notes say what they cost. Freed memory {kept} with the process: to get pages
+  from the system anew costs plain and penalised steps alike, and differs from hour to hour.
 - **memory**: the peak of model, batch and training step (weights, gradients, momentum, graph), each
   row in a process of its own; in brackets with one of the engine's checks.
 - **error**: relative L2 distance of the penalty's gradient, over all parameters, from that of the
@@ -124,7 +125,7 @@ def to_markdown(
         f"torch {about['torch']}, Python {about['python']}, seht {about['seht']}; "
         f"load before the start {_number(about['load'])}.",
         "",
-        HOW.format(**vars(settings)),
+        HOW.format(**vars(settings), kept="stays" if about.get("kept") else "does not stay"),
     ]
     if (about["load"] or 0) > 0.5:
         busy = "**The machine had other work before this started: do not trust the times.**"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -199,7 +200,9 @@ class HessianTrace:
             )
         with detour:
             if task is None:
-                output = self._plain(closure, step, look=base > 0, shards=shards)
+                # Beside on= the closure never repeats, and may hold another penalty.
+                around = alone if on is None else nullcontext
+                output = self._plain(closure, step, around, look=base > 0, shards=shards)
             else:
                 detour.penalise()
                 if on is None:
@@ -254,9 +257,17 @@ class HessianTrace:
 
     # --- plain and penalised steps ------------------------------------------------------------
 
-    def _plain(self, closure: Closure, step: int, *, look: bool, shards: Shards | None) -> Any:
+    def _plain(
+        self,
+        closure: Closure,
+        step: int,
+        around: Callable[[], AbstractContextManager[None]],
+        *,
+        look: bool,
+        shards: Shards | None,
+    ) -> Any:
         if look:
-            with alone():
+            with around():
                 output = Guarded(self.model, closure)()
         else:
             output = closure()

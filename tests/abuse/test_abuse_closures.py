@@ -20,6 +20,7 @@ def refused(model, penalty, closure, form, error, match, **kept):
     Surroundings(model, penalty).assert_same(before, **kept)
 
 
+@pytest.mark.supports("`backward()` inside the closure", cell="refused")
 @every_way
 @pytest.mark.parametrize("retain", [True, False])
 @pytest.mark.parametrize("warmup", [0, 1])
@@ -92,6 +93,7 @@ def test_zero_grad_inside(engine, form, curvature):
         torch.testing.assert_close(p.grad, q.grad)
 
 
+@pytest.mark.supports("an optimiser's step inside the closure", cell="refused")
 @every_way
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_optimizer_step_inside(engine, form, curvature, warmup):
@@ -113,6 +115,7 @@ def test_optimizer_step_inside(engine, form, curvature, warmup):
     optimizer.step()  # outside it steps
 
 
+@pytest.mark.supports("a penalty inside another's closure", cell="refused")
 @every_way
 def test_nested_penalties(engine, form, curvature):
     model, other, (x, y) = mlp(), mlp(seed=4), rows()
@@ -177,6 +180,7 @@ def test_a_batch_drawn_inside_that_runs_out(form, curvature):
         run(penalty, closure, form)
 
 
+@pytest.mark.supports("weights frozen inside the closure")
 @every_way
 def test_a_closure_that_freezes_a_weight(engine, form, curvature):
     model, (x, y) = mlp(), rows()
@@ -271,6 +275,7 @@ def test_copies_made_inside_the_closure_are_ordinary_models(engine, form, curvat
     assert type(z) is torch.Tensor and torch.equal(z, before(x))
 
 
+@pytest.mark.supports("a model that is called twice", engine="{form}")
 @every_difference
 def test_the_model_called_twice(form, curvature):
     x, y = rows()

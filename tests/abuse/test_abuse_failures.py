@@ -76,6 +76,7 @@ def check(engine, form, curvature, make, error, match, *, warm=True):
     assert penalty.last == undisturbed.last
 
 
+@pytest.mark.supports("failures and interrupts in any pass leave the model as it was")
 @every_way
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("warm", [True, False])
@@ -86,6 +87,7 @@ def test_in_a_forward_pass(engine, form, curvature, error, warm):
         check(engine, form, curvature, make, error, "boom", warm=warm)
 
 
+@pytest.mark.supports("failures and interrupts in any pass leave the model as it was")
 @every_way
 @pytest.mark.parametrize("error", ERRORS)
 def test_in_a_backward_pass(engine, form, curvature, error):

@@ -58,6 +58,7 @@ def _no_hooks_left():
     nn.modules.module._global_is_full_backward_hook = None
 
 
+@pytest.mark.supports("backward hooks inside the network")
 @every_way
 @pytest.mark.parametrize(
     "register", [register_on_a_tensor, register_on_a_module, register_everywhere]
@@ -108,6 +109,7 @@ def test_gradients_that_are_retained(engine, form, curvature):
     torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.supports("hooks on parameters")
 @every_way
 def test_hooks_of_parameters(engine, form, curvature):
     """A mask on the gradient, and an optimiser inside the backward pass."""
@@ -129,6 +131,7 @@ def test_hooks_of_parameters(engine, form, curvature):
     torch.testing.assert_close(after[0], got[4])
 
 
+@pytest.mark.supports("forward hooks")
 @every_way
 def test_forward_hooks_run_in_every_pass(engine, form, curvature):
     model, calls = mlp(), Counter()

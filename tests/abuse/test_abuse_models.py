@@ -63,6 +63,7 @@ def entropy_of(model):
     return lambda: F.cross_entropy(model(x), y)
 
 
+@pytest.mark.supports("adapters on a frozen model, parametrised weights", engine="{form}")
 @every_difference
 @pytest.mark.parametrize("build", [adapted, parametrised])
 def test_right(build, form, curvature):
@@ -72,6 +73,7 @@ def test_right(build, form, curvature):
         assert penalty.model[0].base.weight.grad is None
 
 
+@pytest.mark.supports("tied weights and shared modules", engine="{form}")
 @every_difference
 def test_tied_weights_and_shared_modules(form, curvature):
     tokens = torch.arange(7)
@@ -107,6 +109,7 @@ def gan(engine, form, curvature, steps=2):
     return [p.detach() for m in (generator, critic) for p in (*m.parameters(), *m.buffers())]
 
 
+@pytest.mark.supports("several models in one loss (a GAN)", engine="{form}")
 @every_difference
 def test_a_gan(form, curvature):
     for a, b in zip(
@@ -115,6 +118,7 @@ def test_a_gan(form, curvature):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.supports("parameters frozen, unfrozen or added between steps")
 @every_way
 def test_parameters_come_and_go_between_steps(engine, form, curvature):
     model = mlp()
@@ -238,6 +242,7 @@ def test_models_without_data(engine, form, curvature):
         seht.HessianTrace(whole, weight=0.01)
 
 
+@pytest.mark.supports("sparse gradients")
 @every_way
 def test_sparse_gradients(engine, form, curvature):
     tokens, y = torch.arange(8).view(4, 2), torch.arange(4) % 3

@@ -21,6 +21,7 @@ def in_a_thread(work):
         return future.exception() or future.result()
 
 
+@pytest.mark.supports("two threads in a step of one model", cell="refused")
 @every_way
 def test_two_threads_on_one_model(engine, form, curvature):
     """The second is told so while the first is inside its step, which goes on undisturbed."""

@@ -32,12 +32,11 @@ from seht.engines import ENGINES, AutogradEngine
     ("make", "module", "kind"),
     [
         (lambda: flat(nn.ReLU(), Wrong()), "3", "Wrong"),
-        (lambda: flat(Wrong(OnceSine)), "2", "Wrong"),
         (lambda: flat(nn.ReLU(), WrongBlock()), "3", "WrongBlock"),
         (lambda: nn.Sequential(Wrong(), nn.BatchNorm2d(3), resnet()), None, None),
         (lambda: nn.Sequential(nn.Conv2d(3, 3, 1), Wrong(), resnet()), "1", "Wrong"),
     ],
-    ids=["module", "once differentiable", "block", "on constants only", "before a resnet"],
+    ids=["module", "block", "on constants only", "before a resnet"],
 )
 def test_a_wrong_double_backward_is_named(make, module, kind):
     torch.manual_seed(2)
@@ -51,6 +50,15 @@ def test_a_wrong_double_backward_is_named(make, module, kind):
     assert found.error > 0.01
     for words in ("is WRONG", f"because of module {module!r} ({kind})", "use engine='difference'"):
         assert words in str(report)
+    assert report.engines["difference"].verdict == "trusted", str(report)
+
+
+def test_a_function_without_a_double_backward_is_named():
+    """Its second derivative would silently be 0; the engine refuses it, and says which it is."""
+    report = seht.check(flat(Wrong(OnceSine)), cross_entropy, images())
+    found = report.engines["autograd"]
+    assert (found.verdict, found.module, found.kind) == ("failed", "2", "Wrong"), str(found)
+    assert "OnceSine has no double backward" in str(report)
     assert report.engines["difference"].verdict == "trusted", str(report)
 
 

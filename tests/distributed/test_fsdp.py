@@ -42,6 +42,7 @@ def run(folder, checks, processes=2, device="cpu"):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.supports("FSDP2 (`fully_shard`) with `penalty.backward`", engine="difference")
 def test_fsdp(tmp_path):
     checks = ["trajectory:relu-transformer:float64:True", "trajectory:relu:float32:False"]
     checks += ["trajectory:relu:float64:True:d", "trajectory:smooth:float64:True:ggn"]

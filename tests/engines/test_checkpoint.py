@@ -91,6 +91,7 @@ CASES = [
 ALL = itertools.product(ENGINES, ["hessian", "ggn"], FORMS, ["plain", "reentrant", "nested"])
 
 
+@pytest.mark.supports("activation checkpointing")
 @pytest.mark.parametrize(
     ("engine", "curvature", "form", "kind"),
     [*CASES, *(pytest.param(*c, marks=pytest.mark.slow) for c in ALL if c not in CASES)],

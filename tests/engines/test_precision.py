@@ -76,6 +76,7 @@ def one(where=None, form="scalar", **options):
 # --- float32 by default -----------------------------------------------------------------------
 
 
+@pytest.mark.supports("autocast")
 @every_engine
 @every_curvature
 @every_form
@@ -314,6 +315,7 @@ def flat(trace, model):
     return torch.cat([(z if g is None else g).flatten().double() for g, z in pairs])
 
 
+@pytest.mark.supports('`precision="native"`', engine="difference")
 @every_half
 @every_curvature
 @pytest.mark.parametrize("where", ["outer", pytest.param("inner", marks=pytest.mark.slow)])
@@ -411,6 +413,7 @@ def half_step(dtype, form, wide=False, **options):
     return penalty.last, gradients(model.parameters()), model
 
 
+@pytest.mark.supports("weights in bfloat16 or float16")
 @pytest.mark.parametrize(
     ("engine", "dtype", "curvature", "form"),
     [
@@ -509,6 +512,7 @@ def test_casts_by_hand_are_left_out_with_half_precision_weights():
 # --- GradScaler, clipping, memory format, compilation --------------------------------------------
 
 
+@pytest.mark.supports("`GradScaler` and gradient clipping", engine="{form}")
 @every_form
 @pytest.mark.parametrize("native", [False, True])
 def test_a_grad_scaler_with_clipping(form, native):
@@ -558,6 +562,7 @@ def test_steps_on_which_the_scaler_finds_infinities(form):
     assert scaler.get_scale() == 2.0**16
 
 
+@pytest.mark.supports("`channels_last`")
 @every_engine
 @every_form
 def test_channels_last(engine, form):

@@ -43,17 +43,16 @@ BOUNDS: dict[tuple[str, str, str], str] = {
         "in every run, which the time has no room for."
     ),
     ("resnet18", "hessian/five", "ratio"): (
-        "eleven passes, and for each of the ten perturbed ones the weights are moved and restored, "
-        "the probe is drawn and met with the gradient, and the gradient is added to the sum: about "
-        "a twentieth of a pass over 11 million weights."
+        "eleven passes; beside each of the ten perturbed ones a probe is drawn and met with the "
+        "gradient, the weights are moved and restored, and the gradient is added to the sum."
     ),
     ("gpt", "hessian/scalar", "ratio"): (
-        "a step of 60 ms is some 300 calls; the mode, the moves of 27 tensors and the sums of their "
-        "gradients are Python's and memory's, not arithmetic."
+        "many small calls: what the mode costs for each of them, and the moves and sums for each "
+        "weight, is Python's time and not arithmetic."
     ),
     ("lstm", "ggn/scalar", "ratio"): (
-        "the logits (700 x 5,000) are as large as the weights: cross-entropy's curvature along the "
-        "probe takes six passes over them, a fifth of a plain step."
+        "the logits are as many numbers as the weights (3.5 million), and cross-entropy's "
+        "curvature along the probe is several passes over them."
     ),
 }
 """What stands in the way where a target is missed."""

@@ -4,8 +4,8 @@
 - ``autograd.py``: the paper's Algorithms 1 and 2 as printed.
 - ``difference.py``: the fast way; ``ggn.py``: the Gauss-Newton trace, with the loss's own curvature
   (``curved.py``, ``softmax.py``) in the network's outputs (``boundary.py``).
-- ``passes.py``: its passes, of which the first is recorded and the others replayed (``mode.py``,
-  ``replay.py``, ``prefix.py``), by the rules in ``kinks/``; ``steps.py``: how far they go.
+- ``centre.py``: its first pass, which is recorded; ``passes.py``: the others, which replay it
+  (``mode.py``, ``replay.py``, ``prefix.py``), by the rules in ``kinks/``; ``steps.py``: how far.
 - ``persample/``: a probe for every example (SEHT-S).
 - ``graphfree.py``: the value alone, for measuring; ``free.py``: another penalty, kinks and all.
 - Everything is given back as it was: ``state.py``, ``buffers.py``; and the closure must repeat

@@ -76,6 +76,11 @@ class SehtH:
         _check_probes(self.probes)
         _check_distribution(self.distribution)
 
+    @property
+    def redraws(self) -> bool:
+        """Whether entries are drawn as fast as they are read, and need not be kept."""
+        return self.distribution == "rademacher"
+
     def layers(self, count: int, seed: int) -> tuple[int, ...]:
         """Every tensor."""
         return tuple(range(count))

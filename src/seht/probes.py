@@ -182,7 +182,7 @@ def rademacher(shape: torch.Size, seed: int, device: torch.device | str = "cpu")
     count = shape.numel()
     words = torch.empty((count + 63) // 64, dtype=torch.int64, device=device)
     words.random_(-(2**63), None, generator=generator(seed, device))
-    eights = _sign_table(str(device))[words.view(torch.uint8).long()]
+    eights = _sign_table(str(device)).index_select(0, words.view(torch.uint8).int())
     return eights.view(torch.int8)[:count].view(shape)
 
 

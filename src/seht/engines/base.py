@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
-from seht.engines.shards import own_part
+from seht.engines.shards import is_dtensor, own_part
 from seht.estimators import Estimator
 
 Closure = Callable[[], Any]
@@ -25,6 +26,17 @@ class Probe(Directions):
     """One probe, with the seeds its parts were drawn from."""
 
     seeds: dict[str, int]
+
+
+class Redrawn(Probe):
+    """A probe that is not kept: its parts are drawn whenever they are read."""
+
+    def __init__(self, part: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._part = part
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._part(name)
 
 
 @dataclass(frozen=True)
@@ -71,17 +83,23 @@ class Task:
             factor = factor * torch.where(size > 0, self.limit * loss.abs() / size, 1).clamp(max=1)
         return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
 
-    def probes(self) -> Iterator[Probe]:
-        """The probes of this task, drawn one after the other."""
+    def probes(self, *, frugal: bool = False) -> Iterator[Probe]:
+        """The probes of this task, one after the other; ``frugal`` ones are redrawn, not kept,
+        where the estimator's are drawn as fast as they are read.
+        """
+        redraw = frugal and getattr(self.estimator, "redraws", False)
+        redraw = redraw and not any(is_dtensor(w) for w in self.weights.values())
         for k in range(self.estimator.probes):
-            probe = Probe()
             names = zip(self.indices, self.weights, strict=True)
-            probe.seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
-            for name, tensor in self.weights.items():
-                seed = probe.seeds[name]
-                entries = self.estimator.entries(tensor.shape, seed, tensor.device)
-                probe[name] = own_part(entries, tensor)
+            seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
+            part = partial(self._part, seeds)
+            probe = Redrawn(part) if redraw else Probe({name: part(name) for name in self.weights})
+            probe.seeds = seeds
             yield probe
+
+    def _part(self, seeds: dict[str, int], name: str) -> Tensor:
+        w = self.weights[name]
+        return own_part(self.estimator.entries(w.shape, seeds[name], w.device), w)
 
 
 @dataclass

@@ -112,7 +112,8 @@ class Centre:
     ) -> int:
         """Run the closure at the weights as they are, and record it."""
         self.buffers = BorrowedBuffers(self.task.model)
-        self.recorder = Recorder(self.random, compact=lean, prefix=prefix)
+        compact = lean or self._dropped is not None
+        self.recorder = Recorder(self.random, compact=compact, prefix=prefix)
         self.recorder.precision = self.precision
         self.recorder.borrowed = partial(BorrowedBuffers, self.task.model)
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
@@ -122,7 +123,6 @@ class Centre:
             self.boundary.cut = lean
             self.boundary.tracker = tracker
             self.boundary.dropped = self._dropped
-        self.recorder.packed = self._dropped is not None
         since = mark()
         if tracker is not None:
             self.recorder.tracker, self.recorder.layers = tracker.begin(since), LAYERS

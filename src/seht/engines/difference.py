@@ -199,7 +199,7 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
     seen: list[Tensor] = []
     # With one probe and a known coefficient the parts are folded into one gradient as they come.
     fold = lean and task.constant and task.estimator.probes == 1
-    for sigma in task.probes():
+    for sigma in task.probes(frugal=lean):
         e = passes.weights.step(sigma, kappa)
         if watch and not seen:
             seen = _compare(passes, sigma, e, centre)

@@ -44,7 +44,7 @@ def gauss_newton(
     total: Gradient = []
     cotangents = [torch.zeros_like(part) for part in z]
     seen: list[Tensor] = []
-    for sigma in task.probes():
+    for sigma in task.probes(frugal=lean):
         e = passes.weights.step(sigma, kappa)
         if watch and not seen:
             seen = _compare(passes, sigma, e, curvature, z, two_sided)

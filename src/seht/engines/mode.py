@@ -42,9 +42,7 @@ class Mode(TorchFunctionMode):
         super().__init__()
         self.random = random
         self.compact = compact
-        """Keep masks instead of whole outputs: less memory, where the centre's graph is gone."""
-        self.packed = False
-        """Keep masks in bits: slower, for those who keep no graph and want no memory."""
+        """Keep masks instead of outputs: less memory, where no graph holds the outputs anyway."""
         self.constant = False
         """Inside the user's no_grad: everything is a constant to autograd."""
         self._compiled = False

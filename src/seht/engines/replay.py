@@ -205,7 +205,6 @@ class Replayer(Mode):
         self.precision = recorder.precision
         self.borrowed = recorder.borrowed
         self.layers = recorder.layers
-        self.packed = recorder.packed
         self.tracker = None
         self.signs: Signs | None = None
         """The probes of the examples, and how far this pass goes along them."""

@@ -9,34 +9,34 @@ import torch
 from torch import Tensor
 
 from seht.engines.dropping import kept_graph
+from seht.engines.kinks.bits import masked, pack
 from seht.engines.kinks.rules import KinkError, Rule, first, write_back
 
-try:
-    import numpy
-except ImportError:  # PyTorch does without it
-    numpy = None  # type: ignore[assignment]
-
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
+
+_OUTPUT, _MASK, _BITS = range(3)
+"""What is kept of it: its output, which the graph holds anyway, or which entries are positive."""
 
 
 def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     x = first(args, kwargs)
     y = func(*args, **kwargs)
-    if mode.packed and numpy is not None and y.device.type == "cpu":
-        return y, (y is x, "bits", numpy.packbits((y.detach() > 0).numpy().reshape(-1)), y.shape)
     if y is x or mode.compact:
-        return y, (y is x, True, (y.detach() > 0).view(torch.int8), None)
+        mask = y.detach() > 0
+        bits = pack(mask) if mode.compact else None
+        if bits is not None:
+            return y, (y is x, _BITS, bits, None)
+        return y, (y is x, _MASK, mask.view(torch.int8), None)
     # A compiler cannot trace version counters, and needs no such check: it has no in-place writes.
     version = None if torch.compiler.is_compiling() else y._version
-    return y, (False, False, y.detach(), version)
+    return y, (False, _OUTPUT, y.detach(), version)
 
 
 def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, (in_place, masked, kept, version) = first(args, kwargs), decision
-    if masked == "bits":
-        flat = numpy.unpackbits(kept, count=version.numel())
-        kept = torch.from_numpy(flat).view(version)
-    if masked:
+    x, (in_place, form, kept, version) = first(args, kwargs), decision
+    if form == _BITS:
+        return masked(x, kept, in_place=in_place)
+    if form == _MASK:
         return x.mul_(kept) if in_place else x * kept
     if version is not None and kept._version != version:
         raise KinkError(

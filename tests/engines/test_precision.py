@@ -7,8 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import every_engine
-from lowprecision import Types, autocast, closure_of, every_curvature, every_form, images, net, one
-from stepping import WEIGHT, assert_gradients
+from lowprecision import (
+    Types,
+    autocast,
+    closure_of,
+    every_curvature,
+    every_form,
+    images,
+    net,
+    one,
+    step,
+)
+from stepping import WEIGHT, assert_gradients, gradients
 from torch import nn
 
 import seht
@@ -74,6 +84,31 @@ def test_what_the_closure_asks_about_autocast():
 
     seht.HessianTrace(model, weight=WEIGHT)(closure)
     assert seen == {False}
+
+
+@every_engine
+@every_form
+@pytest.mark.parametrize("where", ["outer", "inner"])
+def test_operands_of_several_types(engine, form, where):
+    """Inputs in half precision (Fabric makes them so) meet float32 weights: autocast would have
+    brought them to one type. What is rounded before autocast is on is rounded in every pass.
+    """
+    x, y = images()
+    found = []
+    for cast in (False, True):
+        model = net()
+
+        def closure(model=model, cast=cast):
+            h = x.bfloat16() if where == "inner" else x
+            if not cast:
+                return F.cross_entropy(model(h.float()), y)
+            with autocast(where, "inner"):
+                return F.cross_entropy(model(h.bfloat16()), y)
+
+        penalty = step(model, closure, form, where if cast else None, engine=engine)
+        found.append((gradients(model.parameters()), penalty.last.trace))
+    assert_gradients(found[1][0], found[0][0], rtol=0 if form == "lean" else 3e-3)
+    assert found[1][1] == found[0][1]
 
 
 def test_the_trace_of_another_closure():

@@ -115,6 +115,7 @@ class Casting(nn.Module):
         self.net, self.dtype = mlp(dtype=torch.float32, norm=False), dtype
 
     def forward(self, x):
+        x = x.bfloat16() if self.dtype is not None else x.bfloat16().float()
         with torch.autocast("cpu", self.dtype or torch.bfloat16, enabled=self.dtype is not None):
             return self.net(x)
 

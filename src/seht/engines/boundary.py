@@ -141,7 +141,9 @@ class Boundary:
                 tensor = tensor.clone()  # put out as it is it would move with the weight
             if tensor.dtype in HALVES:
                 tensor = tensor.float()  # what follows is divided by the step
-            if self.cut and not is_functorch_wrapped_tensor(tensor):
+            # A compiler cannot trace that question, and shows us no such tensors.
+            traced = torch.compiler.is_compiling()
+            if self.cut and (traced or not is_functorch_wrapped_tensor(tensor)):
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
             else:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seht.engines.base import Task
@@ -21,6 +22,15 @@ from seht.hooks import REGISTER
 
 HALVES = (torch.float16, torch.bfloat16)
 _TO_HALF = frozenset({torch.Tensor.half, torch.Tensor.bfloat16})
+_PRODUCTS = dict.fromkeys(
+    [
+        *(F.linear, F.bilinear, F.scaled_dot_product_attention, F.conv1d, F.conv2d, F.conv3d),
+        *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+        *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm),
+        *(torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm, torch.Tensor.bmm),
+    ]
+)
+"""A dictionary, and not all there is: code that is being compiled looks into it."""
 _KEEP = REGISTER | {torch.Tensor.copy_, torch.Tensor.data.__set__}  # type: ignore[attr-defined]
 
 
@@ -36,6 +46,18 @@ def widened(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dic
     if func in _TO_HALF:
         func = torch.Tensor.float
     return func, wide(args), {k: wide(v) for k, v in kwargs.items()}
+
+
+def mixed(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether float32 meets half precision in a product, where only autocast would allow it."""
+    if func not in _PRODUCTS:
+        return False
+    single = half = False
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            single |= value.dtype is torch.float32
+            half |= value.dtype in HALVES
+    return single and half
 
 
 def wide(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from seht.engines.halves import wide, widened
+from seht.engines.halves import mixed, wide, widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
 from seht.engines.kinks.rules import Rule
 from seht.engines.persample.errors import COMPILED, ExampleError
@@ -82,7 +82,7 @@ class Mode(TorchFunctionMode):
             self.precision.meet()
         if func in _METADATA:
             out = func(*args, **kwargs)
-            return wide(out) if self.precision.wide else out
+            return wide(out) if self.precision.widens else out
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's
             return func(*args, **kwargs)
         if func is _VIEWS:  # how compiled code begins and ends: its decisions are traced into it
@@ -93,7 +93,7 @@ class Mode(TorchFunctionMode):
                 self.witness.lose_sight()
         if self._compiled or func is _VIEWS:
             return func(*args, **kwargs)
-        if self.precision.wide:
+        if self.precision.widens:
             func, args, kwargs = widened(func, args, kwargs)
         if self.witness is None:
             return self._call(func, args, kwargs)
@@ -114,7 +114,7 @@ class Mode(TorchFunctionMode):
                 else:
                     with torch.autocast(kind, enabled=False):
                         return self._traced(func, args, kwargs)
-        if self.precision.wide:
+        if self.precision.widens or (not self.precision.native and mixed(func, args, kwargs)):
             func, args, kwargs = widened(func, args, kwargs)
         return self._call(func, args, kwargs)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
 from seht.engines.base import Task
@@ -50,14 +51,15 @@ def check_precision(precision: str) -> str:
     return precision
 
 
-_strict: ContextVar[bool] = ContextVar("seht_strict", default=False)
+_strict: ContextVar[Precision | None] = ContextVar("seht_strict", default=None)
 
 
 def _enter(self: Any) -> Any:
     """``torch.autocast.__enter__`` in a pass: compiled code must not find it on either."""
     result = _autocast.originals["__enter__"](self)
-    if _strict.get():
-        torch.set_autocast_enabled(self.device, False)
+    precision = _strict.get()
+    if precision is not None:
+        precision.switch_off(self.device)
     return result
 
 
@@ -71,7 +73,11 @@ class Precision:
         self.native = precision == "native"
         self._copies = copies
         self.wide = copies is not None
-        """The weights are float32 copies, and whatever is in half precision is widened."""
+        """The weights are float32 copies."""
+        self.widens = self.wide
+        """Whatever is in half precision is widened: beside float32 copies of the weights, and
+        where autocast, switched off, would have brought the operands of a call to one type.
+        """
         self.lowest: torch.dtype | None = None
         """The least precise type that a native pass was seen to compute in."""
         self._outside: list[tuple[str, torch.dtype]] = []
@@ -107,7 +113,8 @@ class Precision:
     def run(self) -> Iterator[None]:
         """Around one run of the closure: with ``"native"``, the user's autocast is on again."""
         if not self.native:
-            token = _strict.set(True)
+            self.widens = self.wide or bool(self._outside)  # each run comes to it by itself
+            token = _strict.set(self)
             try:
                 with _autocast.on():
                     yield
@@ -132,8 +139,15 @@ class Precision:
         for kind, dtype in autocasts():
             if self.native:
                 self.note(dtype)
-            else:  # its end sets what was there before, so that nothing is to be undone
-                torch.set_autocast_enabled(kind, False)
+            else:
+                self.switch_off(kind)
+
+    def switch_off(self, kind: str) -> None:
+        """Switch autocast off. Its end sets what was there before, so that nothing is to undo."""
+        if torch.is_autocast_enabled(kind):
+            torch.set_autocast_enabled(kind, False)
+            if CompileContext.try_get() is None:  # compiled code sees to it itself: `mixed`
+                self.widens = True
 
     def note(self, dtype: torch.dtype) -> None:
         """The passes compute in this type."""
@@ -236,10 +250,10 @@ class Casts(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
             self._precision.meet()
-            if self._precision.wide:
+            if self._precision.widens:
                 func, args, kwargs = widened(func, args, kwargs)
         out = func(*args, **kwargs)
-        return wide(out) if self._precision.wide and isinstance(out, torch.dtype) else out
+        return wide(out) if self._precision.widens and isinstance(out, torch.dtype) else out
 
 
 def _dead_end(tensor: Tensor) -> Tensor:

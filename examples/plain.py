@@ -62,7 +62,7 @@ def accuracy(model):
 
 whole = build()
 run(whole, range(4), verbose=True)
-print(f"test accuracy {accuracy(whole[0]):.3f}, penalised steps {whole[3].guard.count}")
+print(f"test accuracy {accuracy(whole[0]):.3f}, penalised calls {whole[3].guard.count}")
 
 # The same run in two halves: the penalty's state is saved beside the others'.
 with tempfile.TemporaryDirectory() as folder:

@@ -190,3 +190,37 @@ def test_a_healthy_training_run_is_quiet(engine):
             penalty(closure_of(model)).backward()
             optimizer.step()
     assert penalty.guard.count == 55
+
+
+# --- another model ------------------------------------------------------------------------------
+
+
+def heard(penalty, closure, steps=1):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            penalty(closure).backward()
+    return [str(w.message) for w in caught if w.category is seht.PenaltyWarning]
+
+
+@every_engine
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+def test_a_closure_that_calls_another_model_is_told_once(engine, curvature):
+    model, other = network(), network()
+    mark = {"curvature": curvature, "boundary": None}
+    penalty = seht.HessianTrace(model, weight=WEIGHT, engine=engine, **mark)
+    try:
+        said = heard(penalty, closure_of(other), 3)
+    except (RuntimeError, ValueError) as error:  # the Gauss-Newton trace needs outputs of the model
+        assert curvature == "ggn" and "model" in str(error)
+        return
+    assert len(said) == 1 and "depends on none of the probed parameters" in said[0]
+    assert penalty.last.trace == 0 and set(penalty.last.unused) == set(penalty.last.layers)
+
+
+def test_few_layers_are_judged_when_all_have_been_drawn():
+    model, other = network(), network()
+    options = {"weight": WEIGHT, "estimator": "seht-d", "prob": 0.5, "seed": 1}
+    assert len(heard(seht.HessianTrace(model, **options), closure_of(other), 20)) == 1
+    half = nn.ModuleList([network(), network()])  # one of them is used
+    assert not heard(seht.HessianTrace(half, **options), closure_of(half[0]), 20)

@@ -80,6 +80,7 @@ def test_a_state_that_is_none_changes_nothing():
     good = seht.HessianTrace(network(), weight=WEIGHT, seed=2).state_dict()
     for state, error in (
         ({}, ValueError),
+        (None, ValueError),
         ({k: v for k, v in good.items() if k != "seed"}, ValueError),
         (good | {"calls": -1}, ValueError),
         (good | {"calls": "3"}, TypeError),

@@ -228,6 +228,9 @@ def make(estimator: str | Estimator, options: dict[str, Any]) -> Estimator:
     known = [field.name for field in dataclasses.fields(cls)]
     for option in options:
         if option not in known:
+            others = [name for name, c in ESTIMATORS.items() if hasattr(c, option)]
+            if others:
+                raise ValueError(f"{option} is an option of {_names(others)}, not of {estimator}")
             raise ValueError(f"{estimator}: {unknown('option', option, known)}")
     return cls(**options)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 _DECAY = 0.95  # a memory of some twenty penalised steps
@@ -85,3 +86,26 @@ class Guard:
     def state(self) -> dict[str, float]:
         """Plain numbers, for ``state_dict``."""
         return asdict(self)
+
+
+class Unmet:
+    """Notices a penalty on a model that the closure does not use: a copy of it, or another one."""
+
+    def __init__(self) -> None:
+        self._names: set[str] | None = set()
+        """Chosen tensors that the loss did not depend on; None when there is nothing to say."""
+
+    def look(self, drawn: Iterable[str], unused: Iterable[str], count: int, model: str) -> None:
+        """Take in one step; warn when all ``count`` chosen tensors were drawn, and none used."""
+        if self._names is None:
+            return
+        self._names.update(unused)
+        if not self._names.issuperset(drawn):
+            self._names = None
+        elif len(self._names) == count:
+            self._names = None
+            warn(
+                f"seht: the loss depends on none of the probed parameters of this {model}, so that "
+                "the penalty is 0. Does the closure call another model, or a copy? Give "
+                "HessianTrace the model that the closure calls."
+            )

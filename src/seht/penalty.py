@@ -22,7 +22,7 @@ from seht.engines.shards import Shards
 from seht.engines.shards import find as find_shards
 from seht.engines.state import RandomState
 from seht.estimators import Estimator
-from seht.guards import Guard, warn
+from seht.guards import Guard, Unmet, warn
 from seht.record import NonFiniteError, StepRecord, check_finite_loss
 from seht.schedule import check_count, check_weight, weight_in_force
 
@@ -123,6 +123,7 @@ class HessianTrace:
         self.on_nonfinite = on_nonfinite
         self.seed = functional.check_seed(seed)
         self.guard = Guard()
+        self._unmet = Unmet()
         self._engine = make_engine(engine, engine_options)
         functional.check_pair(self._engine, self.estimator)
         self._ranks = Ranks()
@@ -302,6 +303,7 @@ class HessianTrace:
         error = estimate.error
         if estimate.learn is not None:
             error = estimate.learn(rest, estimate.orders)
+        self._unmet.look(task.weights, estimate.unused, task.count, type(self.model).__name__)
         estimate.commit()
         self._plain_loss = None
         self._lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own
@@ -354,7 +356,7 @@ class HessianTrace:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        missing = {"calls", "seed", "guard"} - state.keys()
+        missing = {"calls", "seed", "guard"} - (state.keys() if isinstance(state, dict) else set())
         if missing:
             raise ValueError(
                 f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"

@@ -47,6 +47,7 @@ APART = {
     "heads": lambda h: h.permute(1, 0, 2).reshape(2 * N, 3).view(2, N, 3).permute(1, 0, 2),
     "softmax": lambda h: h.softmax(1) + h.log_softmax(-1),
     "attention": lambda h: h + F.scaled_dot_product_attention(h, h, h),
+    "attention-dropout": lambda h: h + F.scaled_dot_product_attention(h, h, h, dropout_p=0.5),
     "bmm": lambda h: h + torch.bmm(torch.bmm(h, h.mT), h),
     "einsum": lambda h: h + torch.einsum("bij,bkj,bkl->bil", h, h, h),
     "cumsum": lambda h: h.cumsum(1),
@@ -201,6 +202,10 @@ def test_train_mode_batch_norm_is_refused_and_says_what_to_do():
     model = normalised()
     with pytest.raises(seht.ExampleError, match=r"BatchNorm in train mode.*coupling='frozen'"):
         seht.hessian_trace(model, loss_of(model), estimator="seht-s")
+    with pytest.raises(seht.ExampleError, match="BatchNorm in train mode"):  # a slice, made inside
+        y = torch.arange(2)
+        closure = lambda: F.cross_entropy(model(IMAGES[:2]), y)
+        seht.hessian_trace(model, closure, estimator="seht-s")
     assert seht.hessian_trace(model.eval(), loss_of(model), estimator="seht-s").isfinite()
 
 

@@ -85,6 +85,8 @@ def test_help_names_the_recipes_fields(run):
         (["train", "digits", "--method", "seth-h"], "'seth-h'; did you mean 'seht-h'"),
         (["train", "digits", "--method", "seht-h(wieght=1)"], "did you mean 'weight'"),
         (["train", "digits", "--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'"),
+        (["train", "digits", "--seeds", "3"], "'--seeds'; did you mean '--seed'"),
+        (["train", "digits", "--device", "tpu"], "--device tpu: "),
         (["train", "digits", "--model.widht=3"], "did you mean '--model.width'"),
         (["train", "digits", "--epochs", "three"], "epochs must be a whole number, not 'three'"),
         (["train", "digits", "--epochs", "0"], "epochs must be"),

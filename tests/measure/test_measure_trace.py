@@ -88,6 +88,7 @@ def test_a_tolerance_out_of_reach_is_told(monkeypatch):
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False)).double()
     result = measure.trace(model, lambda m, x: m(x).mean(), torch.randn(4, 3).double(), tol=0.1)
     assert result.reached is False and "tolerance was not reached" in result.notes[0]
+    assert "tolerance was not reached" in str(result)
     assert result.probes == 60 and abs(result.estimate) < 4 * result.stderr
 
 

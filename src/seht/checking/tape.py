@@ -7,7 +7,8 @@ ones replay
 - the piece of every piecewise linear function: y = a x + b with a, b from the first pass;
 - the position of every maximum in a pooling window;
 - results that are no floating numbers (comparisons, argmax, ``bool(x)``, ``x.item()``);
-- what autograd holds constant: ``detach``, ``.data``, everything under ``no_grad``.
+- what autograd holds constant: ``detach``, ``.data``, everything under ``no_grad``, the row of an
+  embedding's ``padding_idx``.
 
 Nothing else is touched: every other operation runs as the model calls it. Kinks that are not in
 these tables stay free; :mod:`seht.checking.truth` notices them, since its steps then disagree.
@@ -101,6 +102,8 @@ class Tape(TorchFunctionMode):
                 return self._linear(func, args, kwargs)
             if func in POOLS and _only_input(args, kwargs):
                 return self._pool(func, args, kwargs)
+            if func is F.embedding:
+                return self._embedding(*args, **kwargs)
         out = func(*args, **kwargs)
         # Inside a custom Function gradients are off too, and nothing there is held constant.
         constant = self._constant or (func in CONSTANT and torch.is_grad_enabled())
@@ -138,6 +141,15 @@ class Tape(TorchFunctionMode):
         kwargs = {name: value for name, value in kwargs.items() if name != "return_indices"}
         at = self._keep(func, lambda: with_indices(x.detach(), *args[1:], **kwargs)[1])
         return x.flatten(-axes).gather(-1, at.flatten(-axes)).view(at.shape)
+
+    def _embedding(
+        self, at: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        out = F.embedding(at, weight, padding_idx, *args, **kwargs)
+        if padding_idx is None:
+            return out
+        row = self._keep(F.embedding, lambda: weight[padding_idx].detach().clone())
+        return torch.where((at == padding_idx % len(weight)).unsqueeze(-1), row, out)
 
     def _same(self, func: Any, out: Any, inputs: tuple[Any, ...]) -> Any:
         if isinstance(out, tuple) and any(isinstance(part, Tensor) for part in out):

@@ -163,15 +163,18 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
         )
     if not isinstance(loss, Tensor):
         raise TypeError(
-            f"the closure must return a scalar tensor or (scalar tensor, aux), "
-            f"not {type(loss).__name__}; return the loss itself, not loss.item()"
+            f"the closure must return a scalar tensor or (scalar tensor, aux), not {_told(loss)}"
         )
     if loss.dim() != 0:
         raise ValueError(
-            f"the loss must be a scalar, not of shape {tuple(loss.shape)}; reduce it with .mean()"
+            f"the loss must be a scalar, not of shape {tuple(loss.shape)}; return the loss and not "
+            "the model's outputs, and reduce it with .mean()"
         )
     if not loss.is_floating_point():
-        raise TypeError(f"the loss must be floating, not {loss.dtype}")
+        raise TypeError(
+            f"the loss must be floating, not {loss.dtype}; return a differentiable loss such as "
+            "cross-entropy, not a count"
+        )
     if loss.is_meta:
         raise ValueError(
             "the loss is on the meta device and has no value; load the model's weights, or "
@@ -183,6 +186,18 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
             "parameters, without detach() or no_grad() on the way"
         )
     return loss
+
+
+def _told(value: Any) -> str:
+    """What a closure returned in place of a loss, and what to do about it."""
+    if value is None:
+        return "None; its last line should return the loss"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}; put the rest into one aux: return loss, (a, b)"
+    name = type(value).__name__
+    if hasattr(value, "keys"):
+        return f"{name}; return its loss, as in output.loss or output['loss']"
+    return f"{name}; return the loss itself, not loss.item()"
 
 
 def refuse_scripted(model: nn.Module, engine: str) -> None:

@@ -152,7 +152,7 @@ class Centre:
         """The centre pass with per-sample probes: where are the examples?"""
         refuse_compiled(self.task.model)
         estimator: Any = self.task.estimator
-        failed: list[tuple[int, ExampleError]] = []
+        failed: list[tuple[bool, int, ExampleError]] = []
         for layout in layouts(estimator.batch_dim, memory):
             tracker = Tracker(
                 self.task.model, self.task.weights, self.random, memory, layout,
@@ -161,12 +161,13 @@ class Centre:
             try:
                 since = self._centre(lean, tracker=tracker)
             except ExampleError as error:
-                failed.append((tracker.calls, error))
+                failed.append((tracker.n > 0, tracker.calls, error))
                 self.random.begin(self.start)
                 continue
             self.tracker, memory.layout = tracker, layout
             return since
-        raise max(failed, key=lambda pair: pair[0])[1]  # the one that came furthest knows best
+        # The one that found examples, and came furthest, knows best.
+        raise max(failed, key=lambda found: found[:2])[2]
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def join(device: str, devices: int, precision: Any) -> Ranks:
             strategy="ddp",
             precision=precision,
         )
-    except (ValueError, RuntimeError) as error:  # more devices than there are
+    except Exception as error:  # more devices than there are, or none of that name
         raise RunError(" ".join(str(error).split())) from error
     if under_torchrun() and not torch.distributed.is_initialized():
         _meet(fabric.device)
@@ -173,7 +173,10 @@ def single(device: str, precision: Any) -> Ranks:
     """This process alone."""
     from lightning_fabric import Fabric
 
-    return Ranks(Fabric(accelerator=device, devices=1, precision=precision))
+    try:
+        return Ranks(Fabric(accelerator=device, devices=1, precision=precision))
+    except Exception as error:  # what Fabric says to a device that is not there depends on which
+        raise RunError(f"--device {device}: {' '.join(str(error).split())}") from error
 
 
 def under_torchrun() -> bool:

@@ -78,7 +78,8 @@ class TraceResult:
         kind = "tr(G)" if self.curvature == "ggn" else "tr(H)"
         low, high = self.interval()
         said = f"{kind} = {self.estimate:.4g} +- {self.stderr:.2g} (95 %: {low:.4g} to {high:.4g})"
-        return f"{said} on {self.samples:,} samples, {self.method} probes, {self.seconds:.1f} s"
+        said += f" on {self.samples:,} samples, {self.method} probes, {self.seconds:.1f} s"
+        return said if self.reached is not False else f"{said} (the tolerance was not reached)"
 
 
 def plain(value: Any) -> Any:

@@ -23,12 +23,12 @@ from seht.probes import generator
 def ask(call: Call, random: Any) -> list[Tag | None]:
     """One tag for each tensor that the call returned."""
     given, masks = call.given, _masks(call.n)
-    with torch.no_grad(), random.kept():
+    with torch.no_grad():
         changed: list[list[Tensor]] = []
         try:
-            base = _run(call, given)
+            base = _run(call, given, random)
             for mask in masks:
-                other = _run(call, _mixed(call, given, mask))
+                other = _run(call, _mixed(call, given, mask), random)
                 changed.append([_differs(a, b) for a, b in zip(base, other, strict=True)])
                 del other
         except (RuntimeError, ValueError, TypeError, IndexError):
@@ -38,7 +38,7 @@ def ask(call: Call, random: Any) -> list[Tag | None]:
             moved = [parts[place] for parts in changed]
             found: Tag | None = _locate(call, out, moved, masks)
             if found is None and any(bool(m.any()) for m in moved):
-                found = _sum(call, given, place, masks[0])
+                found = _sum(call, given, place, masks[0], random)
             tags.append(found)
         return tags
 
@@ -55,10 +55,11 @@ def _masks(n: int) -> list[Tensor]:
     return [side for half in halves for side in (half, ~half)]
 
 
-def _run(call: Call, given: list[Tensor]) -> list[Tensor]:
+def _run(call: Call, given: list[Tensor], random: Any) -> list[Tensor]:
     fresh = iter([t.clone() for t in given])
     args, kwargs = exchange((call.args, call.kwargs), fresh)
-    out = call.func(*args, **kwargs)
+    with random.kept():  # attention's dropout: one mask for all runs that are compared
+        out = call.func(*args, **kwargs)
     return list(every_tensor(args[0] if call.func in IN_PLACE else out))
 
 
@@ -127,11 +128,11 @@ def _candidates(call: Call, out: Tensor) -> Iterator[Axis]:
             yield Axis(dim, inner)
 
 
-def _sum(call: Call, given: list[Tensor], place: int, half: Tensor) -> Tag | None:
+def _sum(call: Call, given: list[Tensor], place: int, half: Tensor, random: Any) -> Tag | None:
     wide = [t.double() if t.is_floating_point() else t for t in given]
     try:
         none, a, b, both = (
-            _run(call, _mixed(call, wide, mask))[place].double()
+            _run(call, _mixed(call, wide, mask), random)[place].double()
             for mask in (half & False, half, ~half, half | True)
         )
     except (RuntimeError, TypeError):

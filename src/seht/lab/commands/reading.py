@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from seht.lab.commands.arguments import field_names
@@ -32,21 +32,24 @@ def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Rec
         for key, value in vars(arguments).items()
         if key.startswith("field:") and value is not None
     }
-    return recipes.override(recipe, given | dict(_settings(arguments.rest)))
+    return recipes.override(recipe, given | dict(_settings(arguments)))
 
 
-def _settings(rest: Sequence[str]) -> Iterator[tuple[str, str]]:
+_INTERNAL = frozenset({"command", "recipe", "rest", "run", "extras"})
+
+
+def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """``--settings.seht-d.weight 0.1`` and ``--settings.seht-d.weight=0.1``."""
     from seht.estimators import unknown
 
-    words = iter(rest)
+    words = iter(arguments.rest)
     for word in words:
         name, equals, value = word.partition("=")
         if not name.startswith("--settings."):
             if not name.startswith("-"):
                 raise ValueError(f"{word!r} is one argument too many; see seht COMMAND --help")
-            options = ["method", "methods", "seed", "seeds", "out", "data-dir", "device"]
-            known = [f"--{option}" for option in [*options, *field_names()]]
+            own = [key for key in vars(arguments) if ":" not in key and key not in _INTERNAL]
+            known = [f"--{option.replace('_', '-')}" for option in [*own, *field_names()]]
             raise ValueError(unknown("option", name, known))
         if not equals:
             value = next(words, "")

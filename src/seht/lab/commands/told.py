@@ -27,7 +27,11 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
                 return 2  # the first rank says it
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
-            print("\nseht: interrupted; the same command goes on from here", file=sys.stderr)
+            print(
+                "\nseht: interrupted; the same command goes on from the last checkpoint (one is "
+                "written every --save-every seconds)",
+                file=sys.stderr,
+            )
             return 130
 
     return run

@@ -15,8 +15,8 @@ from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.locks import alone
 from seht.lab.methods.parse import parse
 from seht.lab.records import RunError
+from seht.lab.schedulers.local import InTurn, Processes
 from seht.lab.search import candidates, expand
-from seht.lab.trials import InTurn, Processes
 
 METHODS = "weight-decay,seht-h(warmup=0),mixup+label-smoothing"
 ROWS = 3 * 2 * int(FEW["epochs"])

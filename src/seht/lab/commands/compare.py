@@ -63,7 +63,8 @@ def run_compare(arguments: argparse.Namespace) -> int:
     from seht.lab.compare import Comparison, compare
     from seht.lab.ranks import under_torchrun
     from seht.lab.records import RunError
-    from seht.lab.trials import InTurn, Processes, Trial
+    from seht.lab.schedulers.local import InTurn, Processes
+    from seht.lab.trials import Trial
 
     if under_torchrun():
         raise RunError("seht compare runs its trials in processes of its own: --jobs, no torchrun")

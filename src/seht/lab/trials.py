@@ -7,6 +7,7 @@ from pathlib import Path
 
 from seht.lab import progress
 from seht.lab.config import Recipe
+from seht.lab.locks import alone
 from seht.lab.records import Record, Result
 
 SAVE_EVERY = 30.0  # seconds
@@ -48,8 +49,8 @@ class Trial:
                 return None
         return result
 
-    def run(self, watch: progress.Watch | None = None) -> Result:
-        """Train, here and now."""
+    def run(self, watch: progress.Watch | None = None, patience: float = PATIENCE) -> Result:
+        """Train, here and now; ``patience``: seconds to wait for another process to leave."""
         from seht.lab.runner import train
 
         return train(
@@ -63,6 +64,22 @@ class Trial:
             label=self.label,
             watch=watch,
             save_every=self.save_every,
-            patience=PATIENCE,
+            patience=patience,
             retry=self.retry,
         )
+
+    def fail(self, reason: str, patience: float = PATIENCE) -> Result:
+        """Write down why it failed, for a process that could not; a result that is there stays."""
+        from seht.lab.runner import describe
+
+        record = Record(self.out)
+        name = self.label or self.method
+        config = describe(self.recipe, name, self.seed, self.test)
+        with alone(self.out, patience):
+            there = record.ended(config, self.retry)
+            if there is not None:
+                return there
+            record.claim(config)
+            result = Result("failed", reason, name, self.seed, 0, 0, 0.0, {})
+            record.finish(result)
+        return result

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from small import FEW, digits, options, outcome, start, timeless
+from small import FEW, digits, options, outcome, rows, start, timeless
 
 from seht import cli
 from seht.lab import compare as comparing
@@ -55,11 +55,6 @@ def undisturbed(tmp_path_factory):
 def end(process, log):
     process.join()
     assert process.exitcode == 0, log.read_text()
-
-
-def rows(out):
-    """Epochs that are done, of all runs."""
-    return sum(len(file.read_text().splitlines()) - 1 for file in out.glob("runs/*/*/metrics.csv"))
 
 
 def killed_and_continued(tmp_path, expected, kills, seed):

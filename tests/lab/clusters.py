@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 from small import HEAVY, command, rows
 
+from seht.lab.locks import alone
 from seht.lab.trials import Trial
 
 fork = multiprocessing.get_context("fork")
@@ -116,6 +117,7 @@ class Dying(Trial):
     def run(self, watch=None, patience=0.0):
         with open(self.out.with_suffix(".attempts"), "a") as file:
             file.write("x")
+        alone(self.out).__enter__()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

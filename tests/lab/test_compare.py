@@ -6,7 +6,9 @@ import signal
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
+from clusters import Dying
 from small import FEW, digits, options, outcome, rows, start, timeless
 
 from seht import cli
@@ -140,6 +142,37 @@ def test_workers_leave_with_a_killed_driver(tmp_path, undisturbed):
     process.join()
     end(start([*CALL, "--jobs", "2", "--out", out], log), log)
     assert outcome(out) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_killed_process_of_several_loses_nothing(tmp_path, undisturbed):
+    log, out = tmp_path / "log", tmp_path / "c"
+    process = start([*CALL, "--jobs", "2", "--out", out], log)
+    while process.exitcode is None and not list(out.glob("runs/*/*/checkpoint.pt")):
+        time.sleep(0.01)
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    random.Random(0).choice(workers).kill()
+    end(process, log)
+    assert "a process of the comparison has died" in log.read_text()
+    assert outcome(out) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_trial_that_kills_its_process_fails_and_the_others_finish(tmp_path):
+    recipe = digits(epochs="1")
+    comparison = Comparison(recipe, entries(recipe, "none", "mixup"), (0, 1), tmp_path / "c")
+    first, *others = comparison.trials()
+    dying = Dying(**{**vars(first), "out": tmp_path / "c" / "dying"})
+    found = {}
+    Processes(2).run([others[0], dying, *others[1:]], lambda t, r: found.update({t.out: r}))
+    assert found[dying.out].reason == "its process has died 4 times, perhaps for want of memory"
+    assert (tmp_path / "c" / "dying.attempts").read_text() == "xxxx"
+    assert dying.finished() == found[dying.out]
+    assert len(found) == 4 and all(found[trial.out].done for trial in others)
 
 
 def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):

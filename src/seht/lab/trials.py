@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seht.lab import progress
 from seht.lab.config import Recipe
-from seht.lab.locks import alone
+from seht.lab.locks import alone, lock_of
 from seht.lab.records import Record, Result
 
 SAVE_EVERY = 30.0  # seconds
@@ -35,6 +35,11 @@ class Trial:
     def name(self) -> str:
         """For people."""
         return f"{self.label or self.method}, seed {self.seed}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a process has ever started on it."""
+        return lock_of(self.out).exists()
 
     def finished(self) -> Result | None:
         """Its result, if this very run has one that is to stay."""

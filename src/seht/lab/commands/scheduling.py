@@ -31,7 +31,7 @@ def scheduler_of(arguments: argparse.Namespace) -> Scheduler:
             raise ValueError(f"--{option.replace('_', '-')} belongs to --engine ray")
     from seht.lab.schedulers.local import InTurn, Processes
 
-    return Processes(arguments.jobs) if arguments.jobs > 1 else InTurn(watch)
+    return Processes(arguments.jobs, say) if arguments.jobs > 1 else InTurn(watch)
 
 
 def watch(trial: Trial) -> Watch | None:

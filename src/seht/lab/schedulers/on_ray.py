@@ -179,7 +179,12 @@ def outcome(ray: Any, ref: Any, trial: Trial) -> Result:
         said = ray.get(ref)
     except exceptions.OutOfMemoryError:
         return trial.fail(f"out of memory: Ray has ended its worker {times} to save the node")
-    except exceptions.WorkerCrashedError:
+    except exceptions.WorkerCrashedError as error:
+        if not trial.begun:
+            raise RunError(
+                "Ray's workers die before they begin to train; their logs, in Ray's directory on "
+                "the node (/tmp/ray/session_latest/logs), say why"
+            ) from error
         return trial.fail(f"its worker has died {times}, perhaps for want of memory")
     except exceptions.NodeDiedError:
         return trial.fail(f"the node it ran on was lost {times}")

@@ -194,6 +194,17 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
         assert 0 < cost["low"] <= cost["ratio"] <= cost["high"]
 
 
+def test_a_model_that_is_too_large_for_the_machine_fails_and_the_others_finish(tmp_path):
+    recipe, said = digits(epochs="1"), []
+    huge = digits(epochs="1", **{"model.width": "1000000"})  # a convolution of 36 terabytes
+    rows = (*entries(recipe, "none"), Entry("none", huge, "huge", "huge"))
+    files = compare(Comparison(recipe, rows, (0,), tmp_path / "c"), costs=False, say=said.append)
+    assert "huge, seed 0: failed: RuntimeError" in said[-1] and "allocate memory" in said[-1]
+    assert "allocate memory" in files["table.md"].read_text()
+    record = json.loads((tmp_path / "c" / "runs" / "huge" / "seed-0" / "result.json").read_text())
+    assert (record["status"], record["steps"], record["metrics"]) == ("failed", 0, {})
+
+
 def test_failed_runs_are_run_again_when_asked(tmp_path):
     """What made it fail is gone, so the same trial is done now; what was done stays."""
     recipe, out = digits(epochs="2"), tmp_path / "c"

@@ -151,13 +151,16 @@ def fitting(
                             data_dir=comparison.data_dir,
                             device=comparison.device,
                         )
-            kept.append(row)
+        except (MemoryError, RuntimeError):
+            pass  # the machine that runs it may have room; if not, its runs say why
         except DataError as error:
             raise RunError(str(error)) from error
         except ValueError as error:
             if not leave_out:
                 raise RunError(f"{entry.name}: {error}") from error
             say(f"left out: {entry.name}: {error}")
+            continue
+        kept.append(row)
     return kept
 
 

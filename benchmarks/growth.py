@@ -1,6 +1,6 @@
 """How a step's cost grows with parameters, batch, probes and processes.
 
-    python benchmarks/growth.py --rounds 7 --threads 1
+    python benchmarks/growth.py --rounds 7 --threads 1 --what parameters batch probes processes
 
 ResNet-18 on images of CIFAR's size; forward, backward and optimiser step. Plain and penalised steps
 are taken in turns in one process, each round in the other order than the last; medians. With two
@@ -24,7 +24,7 @@ from seht.lab.models import resnet18
 
 CASES = (
     *({"what": "parameters", "width": width} for width in (8, 16, 32)),
-    *({"what": "batch", "batch": batch} for batch in (16, 64, 128)),
+    *({"what": "batch", "batch": batch} for batch in (16, 64)),
     *({"what": "probes", "probes": probes} for probes in (2, 5)),
     {"what": "processes", "batch": 64, "ranks": 2},
 )
@@ -94,6 +94,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    kinds = list(dict.fromkeys(case["what"] for case in CASES))
+    parser.add_argument("--what", nargs="*", choices=kinds, default=kinds)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
@@ -103,7 +105,7 @@ def main():
     heads = ["changed", "parameters", "batch", "probes", "processes", "plain, ms"]
     heads += [word for name in KINDS for word in (f"{name}, ms", f"{name} / plain")]
     print("| " + " | ".join(heads) + " |\n" + "| --- " * len(heads) + "|")
-    for case in CASES:
+    for case in (case for case in CASES if case["what"] in options.what):
         sizes = {name: value for name, value in case.items() if name not in ("what", "ranks")}
         ranks, batch = case.get("ranks", 1), case.get("batch", 32)
         if ranks == 1:

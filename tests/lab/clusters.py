@@ -49,7 +49,8 @@ class Cluster:
 def _keep(pipe, cpus, options):
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Workers that give way to everything else hardly run on a busy machine.
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     here = str(Path(__file__).parent)  # workers unpickle what is defined in tests
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     small = {"object_store_memory": 80 * 2**20, "include_dashboard": False}

@@ -124,8 +124,10 @@ def test_a_lost_node(tmp_path, undisturbed):
 
 
 @pytest.mark.slow
-def test_digits_is_the_same_everywhere(tmp_path):
+def test_digits_is_the_same_everywhere(tmp_path, monkeypatch):
     """The recipe as it is: two threads, whatever a task's CPUs make of OMP_NUM_THREADS."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # for Ray to set
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     call = ["compare", "digits", "--methods", "weight-decay,sam,seht-d(prob=0.5),seht-h"]
     call += ["--seeds", "2", "--no-cost"]
     engines = {
@@ -226,6 +228,7 @@ def test_a_trial_that_does_not_fit_into_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     monkeypatch.setenv("RAY_task_oom_retries", "1")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     log, out = tmp_path / "log", tmp_path / "c"
     process = drive([*CALL, "--engine", "ray", "--epochs", "2000", "--out", out], log)
     process.join()

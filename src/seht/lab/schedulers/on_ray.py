@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from seht.lab.records import Record, Result, RunError, versions, writing
@@ -174,20 +175,21 @@ def outcome(ray: Any, ref: Any, trial: Trial) -> Result:
     """What has become of a trial; what its worker could not write down itself is written here."""
     from ray import exceptions
 
+    failed = partial(trial.fail, patience=PATIENCE)
     times = f"{RETRIES + 1} times"
     try:
         said = ray.get(ref)
     except exceptions.OutOfMemoryError:
-        return trial.fail(f"out of memory: Ray has ended its worker {times} to save the node")
+        return failed("out of memory: Ray has ended its worker, again and again, to save the node")
     except exceptions.WorkerCrashedError as error:
         if not trial.begun:
             raise RunError(
                 "Ray's workers die before they begin to train; their logs, in Ray's directory on "
                 "the node (/tmp/ray/session_latest/logs), say why"
             ) from error
-        return trial.fail(f"its worker has died {times}, perhaps for want of memory")
+        return failed(f"its worker has died {times}, perhaps for want of memory")
     except exceptions.NodeDiedError:
-        return trial.fail(f"the node it ran on was lost {times}")
+        return failed(f"the node it ran on was lost {times}")
     except exceptions.RayTaskError:
         raise  # a mistake in the program: with its traceback
     except exceptions.RayError as error:

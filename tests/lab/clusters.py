@@ -116,10 +116,10 @@ class Dying(Trial):
     """Takes its worker with it, every time."""
 
     def run(self, watch=None, patience=0.0):
-        with open(self.out.with_suffix(".attempts"), "a") as file:
+        with alone(self.out, patience), open(self.out.with_suffix(".attempts"), "a") as file:
             file.write("x")
-        alone(self.out).__enter__()
-        os.kill(os.getpid(), signal.SIGKILL)
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Mischief:

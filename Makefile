@@ -44,7 +44,7 @@ $(VENV)/bin/pip:
 # A complete set-up is also all that the demo needs, hence both stamps.
 $(SETUP_STAMP): $(PINS) | $(VENV)/bin/pip
 	@echo "Installing seht with every extra (torch is large: minutes, the first time) ..."
-	@$(PIP) -e '.[lab,dev]'
+	@$(PIP) -e '.[lab,ray,dev]'
 	@touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): $(PINS) | $(VENV)/bin/pip

@@ -77,7 +77,14 @@ def outcome(directory):
     return found
 
 
-def _command(arguments, log, limit):
+def rows(directory):
+    """Epochs that are done, of all runs of a comparison."""
+    files = Path(directory).glob("runs/*/*/metrics.csv")
+    return sum(len(file.read_text().splitlines()) - 1 for file in files)
+
+
+def command(arguments, log, limit):
+    """``seht`` with these arguments; what it says goes to the log."""
     import resource
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -101,6 +108,6 @@ def start(arguments, log, limit=None):
     for module in HEAVY:  # forked with everything in memory that takes seconds to import
         importlib.import_module(module)
     fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=_command, args=([str(a) for a in arguments], str(log), limit))
+    process = fork.Process(target=command, args=([str(a) for a in arguments], str(log), limit))
     process.start()
     return process

@@ -6,8 +6,10 @@ import signal
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
-from small import FEW, digits, options, outcome, start, timeless
+from clusters import Dying
+from small import FEW, digits, options, outcome, rows, start, timeless
 
 from seht import cli
 from seht.lab import compare as comparing
@@ -15,8 +17,8 @@ from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.locks import alone
 from seht.lab.methods.parse import parse
 from seht.lab.records import RunError
+from seht.lab.schedulers.local import InTurn, Processes
 from seht.lab.search import candidates, expand
-from seht.lab.trials import InTurn, Processes
 
 METHODS = "weight-decay,seht-h(warmup=0),mixup+label-smoothing"
 ROWS = 3 * 2 * int(FEW["epochs"])
@@ -55,11 +57,6 @@ def undisturbed(tmp_path_factory):
 def end(process, log):
     process.join()
     assert process.exitcode == 0, log.read_text()
-
-
-def rows(out):
-    """Epochs that are done, of all runs."""
-    return sum(len(file.read_text().splitlines()) - 1 for file in out.glob("runs/*/*/metrics.csv"))
 
 
 def killed_and_continued(tmp_path, expected, kills, seed):
@@ -147,6 +144,37 @@ def test_workers_leave_with_a_killed_driver(tmp_path, undisturbed):
     assert outcome(out) == undisturbed
 
 
+@pytest.mark.slow
+def test_a_killed_process_of_several_loses_nothing(tmp_path, undisturbed):
+    log, out = tmp_path / "log", tmp_path / "c"
+    process = start([*CALL, "--jobs", "2", "--out", out], log)
+    while process.exitcode is None and not list(out.glob("runs/*/*/checkpoint.pt")):
+        time.sleep(0.01)
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    random.Random(0).choice(workers).kill()
+    end(process, log)
+    assert "a process of the comparison has died" in log.read_text()
+    assert outcome(out) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_trial_that_kills_its_process_fails_and_the_others_finish(tmp_path):
+    recipe = digits(epochs="1")
+    comparison = Comparison(recipe, entries(recipe, "none", "mixup"), (0, 1), tmp_path / "c")
+    first, *others = comparison.trials()
+    dying = Dying(**{**vars(first), "out": tmp_path / "c" / "dying"})
+    found = {}
+    Processes(2).run([others[0], dying, *others[1:]], lambda t, r: found.update({t.out: r}))
+    assert found[dying.out].reason == "its process has died 4 times, perhaps for want of memory"
+    assert (tmp_path / "c" / "dying.attempts").read_text() == "xxxx"
+    assert dying.finished() == found[dying.out]
+    assert len(found) == 4 and all(found[trial.out].done for trial in others)
+
+
 def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr("seht.lab.cost.SECONDS", 0.3)
     recipe, said = digits(), []
@@ -164,6 +192,17 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
     assert costs["none"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
     for cost in costs.values():
         assert 0 < cost["low"] <= cost["ratio"] <= cost["high"]
+
+
+def test_a_model_that_is_too_large_for_the_machine_fails_and_the_others_finish(tmp_path):
+    recipe, said = digits(epochs="1"), []
+    huge = digits(epochs="1", **{"model.width": "1000000"})  # a convolution of 36 terabytes
+    rows = (*entries(recipe, "none"), Entry("none", huge, "huge", "huge"))
+    files = compare(Comparison(recipe, rows, (0,), tmp_path / "c"), costs=False, say=said.append)
+    assert "huge, seed 0: failed: RuntimeError" in said[-1] and "allocate memory" in said[-1]
+    assert "allocate memory" in files["table.md"].read_text()
+    record = json.loads((tmp_path / "c" / "runs" / "huge" / "seed-0" / "result.json").read_text())
+    assert (record["status"], record["steps"], record["metrics"]) == ("failed", 0, {})
 
 
 def test_failed_runs_are_run_again_when_asked(tmp_path):

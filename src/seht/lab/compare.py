@@ -19,8 +19,10 @@ from seht.lab.data import DataError
 from seht.lab.locks import alone
 from seht.lab.methods.parse import parse
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
+from seht.lab.schedulers import Scheduler
+from seht.lab.schedulers.local import InTurn
 from seht.lab.training import Training, repeatable
-from seht.lab.trials import SAVE_EVERY, InTurn, Scheduler, Trial
+from seht.lab.trials import SAVE_EVERY, Trial
 
 Say = Callable[[str], None]
 """Takes a line of progress."""
@@ -149,13 +151,16 @@ def fitting(
                             data_dir=comparison.data_dir,
                             device=comparison.device,
                         )
-            kept.append(row)
+        except (MemoryError, RuntimeError):
+            pass  # the machine that runs it may have room; if not, its runs say why
         except DataError as error:
             raise RunError(str(error)) from error
         except ValueError as error:
             if not leave_out:
                 raise RunError(f"{entry.name}: {error}") from error
             say(f"left out: {entry.name}: {error}")
+            continue
+        kept.append(row)
     return kept
 
 

@@ -9,6 +9,11 @@ from pathlib import Path
 from seht.lab.records import RunError, writing
 
 
+def lock_of(directory: Path) -> Path:
+    """The file whose lock a directory's one process holds."""
+    return directory / ".lock"
+
+
 @contextmanager
 def alone(directory: Path, patience: float = 0.0) -> Iterator[None]:
     """Make the directory and keep others out of it; wait ``patience`` seconds for them to leave."""
@@ -17,7 +22,7 @@ def alone(directory: Path, patience: float = 0.0) -> Iterator[None]:
     new = [place for place in (directory, *directory.parents) if not place.exists()]
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / ".lock")
+        lock = FileLock(lock_of(directory))
         try:
             lock.acquire(timeout=patience)
         except Timeout:
@@ -29,7 +34,7 @@ def alone(directory: Path, patience: float = 0.0) -> Iterator[None]:
         yield
     finally:
         if new and [file.name for file in directory.iterdir()] == [".lock"]:
-            (directory / ".lock").unlink()  # what failed at once leaves no trace
+            lock_of(directory).unlink()  # what failed at once leaves no trace
             with suppress(OSError):
                 for place in new:
                     place.rmdir()

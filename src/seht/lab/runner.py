@@ -86,17 +86,22 @@ def train(
         if there is None:
             run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
             with repeatable(recipe.threads):
+                training = None
                 try:
                     training = Training(recipe, spec, seed, data_dir=data_dir, ranks=ranks)
-                except ValueError as error:  # a setting that does not fit, or missing data
-                    raise RunError(" ".join(str(error).split())) from error
-                ranks.lead(lambda: record.claim(config))
-                try:
+                    ranks.lead(lambda: record.claim(config))
                     result = run.run(training)
-                except (ArithmeticError, RuntimeError) as error:
+                except ValueError as error:
+                    if training is not None:
+                        raise
+                    # A setting that does not fit, or missing data.
+                    raise RunError(" ".join(str(error).split())) from error
+                except (ArithmeticError, MemoryError, RuntimeError) as error:
                     if ranks.count > 1 and not isinstance(error, (DivergedError, NonFiniteError)):
                         raise  # a rank that is gone, perhaps: no result of the computation
-                    result = run.failed(training, error)
+                    if training is None:  # too large to be built, for example
+                        record.claim(config)
+                    result = run.failed(error, training.step if training is not None else 0)
                 finally:
                     watch.close()
             ranks.lead(lambda: record.finish(result))
@@ -235,7 +240,7 @@ class _Run:
             training.model.load_state_dict(self.best["weights"])
             best = self.figures(training, row)
         metrics["best"] = {**best, "epoch": row["epoch"]}
-        return self.result("done", None, training, metrics, found)
+        return self.result("done", None, training.step, metrics, found)
 
     def train_loss(self, training: Training) -> float:
         """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
@@ -255,17 +260,17 @@ class _Run:
             found |= {f"test_{name}": value for name, value in test.items()}
         return found
 
-    def failed(self, training: Training, error: Exception) -> Result:
+    def failed(self, error: Exception, steps: int) -> Result:
         """A result like any other, with the reason and without metrics."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
         kind = "" if isinstance(error, DivergedError) else f"{type(error).__name__}: "
-        return self.result("failed", kind + lines[0], training, {}, {})
+        return self.result("failed", kind + lines[0], steps, {}, {})
 
     def result(
         self,
         status: str,
         reason: str | None,
-        training: Training,
+        steps: int,
         metrics: dict[str, dict[str, float]],
         found: dict[str, Any],
     ) -> Result:
@@ -275,7 +280,7 @@ class _Run:
             method=self.method,
             seed=self.seed,
             epochs=len(self.rows),
-            steps=training.step,
+            steps=steps,
             seconds=round(self.seconds, 3),
             metrics=metrics,
             **found,

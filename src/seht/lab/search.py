@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from seht.lab.config import Recipe
 from seht.lab.records import Result, RunError, write_json
-from seht.lab.trials import Scheduler
+from seht.lab.schedulers import Scheduler
 
 if TYPE_CHECKING:
     from seht.lab.compare import Comparison, Entry, Say

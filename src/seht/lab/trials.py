@@ -1,22 +1,14 @@
-"""Trials, the independent parts of a comparison, and who runs them.
-
-A :class:`Scheduler` is the one seam between a comparison and the machines it runs on. A trial is
-plain data, runs anywhere that sees its directory, skips itself where it is done, and goes on where
-it was left.
-"""
+"""Trials, the independent parts of a comparison; :mod:`seht.lab.schedulers` has who runs them."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from seht.lab import progress
 from seht.lab.config import Recipe
-from seht.lab.records import Record, Result, RunError
+from seht.lab.locks import alone, lock_of
+from seht.lab.records import Record, Result
 
 SAVE_EVERY = 30.0  # seconds
 PATIENCE = 10.0  # seconds; a killed comparison's workers may take a moment to leave
@@ -44,6 +36,11 @@ class Trial:
         """For people."""
         return f"{self.label or self.method}, seed {self.seed}"
 
+    @property
+    def begun(self) -> bool:
+        """Whether a process has ever started on it."""
+        return lock_of(self.out).exists()
+
     def finished(self) -> Result | None:
         """Its result, if this very run has one that is to stay."""
         from seht.lab.runner import describe
@@ -57,8 +54,8 @@ class Trial:
                 return None
         return result
 
-    def run(self, watch: progress.Watch | None = None) -> Result:
-        """Train, here and now."""
+    def run(self, watch: progress.Watch | None = None, patience: float = PATIENCE) -> Result:
+        """Train, here and now; ``patience``: seconds to wait for another process to leave."""
         from seht.lab.runner import train
 
         return train(
@@ -72,70 +69,22 @@ class Trial:
             label=self.label,
             watch=watch,
             save_every=self.save_every,
-            patience=PATIENCE,
+            patience=patience,
             retry=self.retry,
         )
 
+    def fail(self, reason: str, patience: float = PATIENCE) -> Result:
+        """Write down why it failed, for a process that could not; a result that is there stays."""
+        from seht.lab.runner import describe
 
-Done = Callable[[Trial, Result], None]
-"""Is told of every trial that ends, whether done or failed."""
-
-
-class Scheduler(Protocol):
-    """Runs trials somewhere; the order is a wish, the results do not depend on it."""
-
-    def run(self, trials: Sequence[Trial], done: Done) -> None:
-        """Run them all; a :class:`RunError` ends the comparison, a failed trial does not."""
-
-
-class InTurn:
-    """One after the other in this process."""
-
-    def __init__(self, watch: Callable[[Trial], progress.Watch | None] = lambda trial: None):
-        self.watch = watch
-
-    def run(self, trials: Sequence[Trial], done: Done) -> None:
-        """See :class:`Scheduler`."""
-        for trial in trials:
-            done(trial, trial.run(self.watch(trial)))
-
-
-class Processes:
-    """Several at a time, each in a process of its own on this machine."""
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-
-    def run(self, trials: Sequence[Trial], done: Done) -> None:
-        """See :class:`Scheduler`."""
-        from concurrent.futures import ProcessPoolExecutor, as_completed
-        from concurrent.futures.process import BrokenProcessPool
-        from multiprocessing import get_context
-
-        pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=begin_worker)
-        try:
-            running = {pool.submit(trial.run): trial for trial in trials}
-            for future in as_completed(running):
-                done(running[future], future.result())
-        except BrokenProcessPool as error:
-            raise RunError(
-                "a process of the comparison was killed, perhaps for want of memory; run the same "
-                "command again to continue, with fewer --jobs if it happens again"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def begin_worker() -> None:
-    """End this process when the one that started it is gone, however it went."""
-    from multiprocessing import connection, parent_process
-
-    progress.plain_warnings()
-    parent = parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+        record = Record(self.out)
+        name = self.label or self.method
+        config = describe(self.recipe, name, self.seed, self.test)
+        with alone(self.out, patience):
+            there = record.ended(config, self.retry)
+            if there is not None:
+                return there
+            record.claim(config)
+            result = Result("failed", reason, name, self.seed, 0, 0, 0.0, {})
+            record.finish(result)
+        return result

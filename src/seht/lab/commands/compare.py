@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from seht.lab.commands.arguments import add_shared, make_parser
 from seht.lab.commands.reading import read
 from seht.lab.commands.rows import rows_of
+from seht.lab.commands.scheduling import say, scheduler_of
 from seht.lab.commands.told import told
 
 COMPARE = """\
@@ -22,6 +22,7 @@ examples:
   seht compare cifar10-low --methods 'weight-decay,sam,seht-h(curvature=ggn)' --seeds 3
   seht compare digits --methods 'weight-decay,seht-h(weight=1e-3|1e-2|1e-1)' --grid
   seht compare --preset table1 --small
+  seht compare --preset table1 --engine ray --address auto --resources-per-trial cpus=2,gpus=0.5
 
 The first method is the baseline. Alternatives, written a|b|c, are rows of their own, or with --grid
 the candidates of one row.
@@ -51,6 +52,20 @@ def add_compare(commands: Any) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
     )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="where the runs go: processes here, or Ray tasks (default: local)",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="ray: a cluster's (default: one on this machine)"
+    )
+    parser.add_argument(
+        "--resources-per-trial",
+        metavar="cpus=N,gpus=N",
+        help="ray: what a run takes (default: a CPU per thread, a GPU where there are any)",
+    )
     parser.add_argument("--no-cost", action="store_true", help="do not time the steps")
     add_shared(parser, "runs/RECIPE")
     parser.set_defaults(run=run_compare)
@@ -59,21 +74,18 @@ def add_compare(commands: Any) -> None:
 @told
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, print the table and say where the page is."""
-    from seht.lab import progress, report
+    from seht.lab import report
     from seht.lab.compare import Comparison, compare
     from seht.lab.ranks import under_torchrun
     from seht.lab.records import RunError
-    from seht.lab.trials import InTurn, Processes, Trial
 
     if under_torchrun():
         raise RunError("seht compare runs its trials in processes of its own: --jobs, no torchrun")
     recipe, rows = read(lambda: rows_of(arguments))
     out = Path(arguments.out or Path("runs", recipe.name))
     grid = rows if arguments.grid else None
+    scheduler = read(lambda: scheduler_of(arguments))
     entries = [row[0] for row in rows] if arguments.grid else [e for row in rows for e in row]
-
-    def watch(trial: Trial) -> progress.Watch | None:
-        return progress.Bar(trial.name, transient=True) if sys.stdout.isatty() else None
 
     compare(
         Comparison(
@@ -88,10 +100,10 @@ def run_compare(arguments: argparse.Namespace) -> int:
         ),
         grid=grid,
         grid_seeds=arguments.grid_seeds,
-        scheduler=Processes(arguments.jobs) if arguments.jobs > 1 else InTurn(watch),
+        scheduler=scheduler,
         costs=not arguments.no_cost,
         what_fits=arguments.methods is None and arguments.preset is None,
-        say=lambda line: print(line, flush=True),
+        say=say,
     )
     report.show(out)
     print(out / "report.html")

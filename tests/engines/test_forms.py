@@ -281,3 +281,23 @@ def test_sparse_gradients_are_written_out(form, curvature):
         found.append((penalty.last.trace, embedding.weight.grad.to_dense()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)
+
+
+# --- a probe without entries --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize("engine", ["difference", "autograd"])
+def test_a_drawn_layer_without_an_entry(engine, curvature, form):
+    """SEHT-D may keep a small layer and draw none of its entries: a trace of 0, not a nan."""
+    found = {}
+    for weight in (WEIGHT, 0.0):
+        model = mlp()
+        options = {"estimator": "seht-d", "prob": 1e-9, "layer_prob": 1.0}
+        options |= {"engine": engine, "curvature": curvature, "weight": weight}
+        for warm in (False, True):  # the engine checks itself on a first step
+            penalty = penalise(model, entropy(model), form, warm=warm, **options)
+            assert not weight or (penalty.last.trace == 0 and penalty.last.layers)
+        found[weight] = gradients(model.parameters())
+    assert_gradients(found[WEIGHT], found[0.0], rtol=1e-9)

@@ -28,8 +28,12 @@ class Probe(Directions):
     seeds: dict[str, int]
 
 
+_LARGE = 1 << 18
+"""Parts of fewer entries are small, and would be drawn again and again for nothing."""
+
+
 class Redrawn(Probe):
-    """A probe that is not kept: its parts are drawn whenever they are read."""
+    """A probe whose large parts are not kept, but drawn whenever they are read."""
 
     def __init__(self, part: Callable[[str], Tensor]) -> None:
         super().__init__()
@@ -84,8 +88,8 @@ class Task:
         return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
 
     def probes(self, *, frugal: bool = False) -> Iterator[Probe]:
-        """The probes of this task, one after the other; ``frugal`` ones are redrawn, not kept,
-        where the estimator's are drawn as fast as they are read.
+        """The probes of this task, one after the other. Of ``frugal`` ones large parts are redrawn,
+        not kept, where the estimator's are drawn as fast as they are read.
         """
         redraw = frugal and getattr(self.estimator, "redraws", False)
         redraw = redraw and not any(is_dtensor(w) for w in self.weights.values())
@@ -93,7 +97,9 @@ class Task:
             names = zip(self.indices, self.weights, strict=True)
             seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
             part = partial(self._part, seeds)
-            probe = Redrawn(part) if redraw else Probe({name: part(name) for name in self.weights})
+            probe = Redrawn(part) if redraw else Probe()
+            kept = [n for n, w in self.weights.items() if not redraw or w.numel() < _LARGE]
+            probe.update({name: part(name) for name in kept})
             probe.seeds = seeds
             yield probe
 

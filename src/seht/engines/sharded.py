@@ -22,7 +22,7 @@ from seht.engines.halves import HALVES
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.passes import Passes
 from seht.engines.shards import Shards, is_dtensor, local, place
-from seht.engines.state import Weights
+from seht.engines.state import Weights, step_size
 
 
 def refuse_forms(
@@ -90,7 +90,7 @@ class ShardedWeights(Weights):
             for name, w in self._weights.items()
         ]
         size, length = self._shards.sum(torch.stack(squares).sum(0)).sqrt()
-        return kappa * torch.where(size > 0, size, 1.0) / length
+        return step_size(size, length, kappa)
 
     @contextmanager
     def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:

@@ -92,8 +92,7 @@ class Weights:
 
         It stays on the device, as every number of the engine does: nothing waits for the host.
         """
-        size = norm(self._weights.values())
-        return kappa * torch.where(size > 0, size, 1.0) / norm(sigma[n] for n in self._weights)
+        return step_size(norm(self._weights.values()), norm(sigma[n] for n in self._weights), kappa)
 
     @contextmanager
     def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
@@ -127,6 +126,11 @@ class Weights:
                 sigma[name], torch.as_tensor(step, dtype=w.dtype, device=w.device), out=w.data
             )
             w.data.add_(self._saved[name])
+
+
+def step_size(size: Tensor, length: Tensor, kappa: float) -> Tensor:
+    """kappa |w| / |sigma|; of 1 where the weights, or the entries that SEHT-D drew, are all 0."""
+    return kappa * torch.where(size > 0, size, 1.0) / torch.where(length > 0, length, 1.0)
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:

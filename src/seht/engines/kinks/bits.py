@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FEWEST = 1 << 14
+_FEWEST = 1 << 16
 """Below that many decisions the calls cost more than the memory is worth."""
 _GATHER = 0x0102040810204080
 """Eight bytes of 0 or 1, taken as one number and multiplied by this, end up in its highest byte."""

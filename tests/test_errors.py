@@ -41,7 +41,7 @@ OPTIONS = [
     ({"estimator": seht.SehtH(), "probes": 2}, ValueError, "where the object is made"),
     ({"engine": "autgrad"}, ValueError, "did you mean 'autograd'"),
     ({"curvature": "hesian"}, ValueError, "did you mean 'hessian'"),
-    ({"prob": 0.1}, ValueError, "prob is an option of 'seht-d', not of seht-h"),
+    ({"prob": 0.1}, ValueError, "prob is an option of seht-d, not of seht-h"),
     ({"estimator": "seht-d", "prop": 0.1}, ValueError, "did you mean 'prob'"),
     ({"estimator": "seht-d", "prob": 0.0}, ValueError, r"in \(0, 0.5\]"),
     ({"estimator": "seht-d", "prob": 0.6}, ValueError, r"in \(0, 0.5\]"),

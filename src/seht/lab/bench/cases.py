@@ -92,6 +92,8 @@ class Case:
     """By scale: the model's sizes, the data's, the batch."""
     compiled: bool = False
     """Whether the benchmark also runs it under ``torch.compile``."""
+    rows: frozenset[str] | None = None
+    """The rows it is there for; None: all."""
 
     def describe(self, scale: str) -> str:
         """The sizes in words."""
@@ -183,6 +185,10 @@ CASES: dict[str, Case] = {
             "mini": ({"width": 8}, {}, 8),
             "tiny": ({"width": 4}, {}, 8),
         },
+        rows=frozenset(
+            f"{curvature}/{row}" for curvature in ("hessian", "ggn") for row in ("scalar", "s")
+        )
+        | {"plain", "sam"},
     ),
     "wrn": Case(
         "Wide ResNet",

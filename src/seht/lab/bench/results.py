@@ -25,8 +25,8 @@ class Settings:
     slow_rounds: int = 3
     budgets: dict[str, float] = field(
         default_factory=lambda: {
-            "resnet18": 500.0,
-            "resnet18-group": 200.0,
+            "resnet18": 580.0,
+            "resnet18-group": 120.0,
             "wrn": 120.0,
             "lstm": 110.0,
             "gpt": 90.0,

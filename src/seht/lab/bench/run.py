@@ -49,7 +49,8 @@ class _Bench:
         self.case: Case = CASES[name]
         self.settings, self.end = settings, end
         self.say: Say = lambda text: say(f"{name}: {text}")
-        self.table = rows.table()
+        own = self.case.rows
+        self.table = [row for row in rows.table() if own is None or row.key in own]
         scales = {
             "time and memory": settings.scale,
             "error": settings.error_scale,

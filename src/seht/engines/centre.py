@@ -117,6 +117,8 @@ class Centre:
         self.recorder.precision = self.precision
         self.recorder.borrowed = partial(BorrowedBuffers, self.task.model)
         self.boundary = Boundary(self.task) if self.task.curvature == "ggn" else None
+        # The Gauss-Newton trace takes no difference of the loss's gradients.
+        self.recorder.sharp = self.boundary is None and not self.precision.native
         self.recorder.lean = lean and self.task.differentiable
         self.recorder.cut = self.recorder.lean and self.boundary is not None
         if self.boundary is not None:

@@ -13,6 +13,7 @@ from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from seht.engines.confident import CONFIDENT
 from seht.engines.halves import mixed, wide, widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
 from seht.engines.kinks.rules import Rule
@@ -51,6 +52,8 @@ class Mode(TorchFunctionMode):
         self.precision = Precision()
         self.borrowed: Callable[[], AbstractContextManager[Any]] = nullcontext
         """What surrounds a part of the closure that a checkpoint runs again: other buffers."""
+        self.sharp = False
+        """Whether losses are taken in float64 where that costs nothing (``confident.py``)."""
         self.witness: Witness | None = None
         self.layers: dict[Any, Rule] | None = None
         """The per-sample rules of layers, where every example has a probe of its own."""
@@ -132,6 +135,8 @@ class Mode(TorchFunctionMode):
         """How a function is recorded and replayed; None where it runs as it is."""
         if self.layers is not None and func in self.layers:
             return self.layers[func]
+        if self.sharp and func in CONFIDENT:
+            return CONFIDENT[func]
         return KINKS.get(func)
 
     def frozen(self) -> bool:

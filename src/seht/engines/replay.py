@@ -147,11 +147,13 @@ class Recorder(Mode):
                 "checkpoint would drop them; switch checkpointing off on penalised steps"
             )
         random, precision, borrowed = self.random, self.precision, self.borrowed
+        sharp = self.sharp
 
         @contextmanager
         def again() -> Iterator[None]:
             mode = Recorder(random, compact=True)
             mode.precision, mode.borrowed, mode.second = precision, borrowed, True
+            mode.sharp = sharp
             with borrowed(), mode:
                 yield
 
@@ -204,6 +206,7 @@ class Replayer(Mode):
         super().__init__(recorder.random, recorder.compact)
         self.precision = recorder.precision
         self.borrowed = recorder.borrowed
+        self.sharp = recorder.sharp
         self.layers = recorder.layers
         self.tracker = None
         self.signs: Signs | None = None

@@ -77,8 +77,8 @@ class SehtH:
         _check_distribution(self.distribution)
 
     @property
-    def redraws(self) -> bool:
-        """Whether entries are drawn as fast as they are read, and need not be kept."""
+    def signs(self) -> bool:
+        """Whether every entry is 1 or -1."""
         return self.distribution == "rademacher"
 
     def layers(self, count: int, seed: int) -> tuple[int, ...]:
@@ -182,6 +182,7 @@ class SehtS:
     name = "seht-s"
     scale = 1.0
     per_sample = True
+    signs = True
 
     def __post_init__(self) -> None:
         _check_probes(self.probes)

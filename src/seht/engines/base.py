@@ -26,6 +26,8 @@ class Probe(Directions):
     """One probe, with the seeds its parts were drawn from."""
 
     seeds: dict[str, int]
+    signs = False
+    """Whether every entry is 1 or -1."""
 
 
 _LARGE = 1 << 18
@@ -89,9 +91,10 @@ class Task:
 
     def probes(self, *, frugal: bool = False) -> Iterator[Probe]:
         """The probes of this task, one after the other. Of ``frugal`` ones large parts are redrawn,
-        not kept, where the estimator's are drawn as fast as they are read.
+        not kept, where they are signs, which are drawn as fast as they are read.
         """
-        redraw = frugal and getattr(self.estimator, "redraws", False)
+        signs = bool(getattr(self.estimator, "signs", False))
+        redraw = frugal and signs and not self.per_sample
         redraw = redraw and not any(is_dtensor(w) for w in self.weights.values())
         for k in range(self.estimator.probes):
             names = zip(self.indices, self.weights, strict=True)
@@ -100,7 +103,7 @@ class Task:
             probe = Redrawn(part) if redraw else Probe()
             kept = [n for n, w in self.weights.items() if not redraw or w.numel() < _LARGE]
             probe.update({name: part(name) for name in kept})
-            probe.seeds = seeds
+            probe.seeds, probe.signs = seeds, signs
             yield probe
 
     def _part(self, seeds: dict[str, int], name: str) -> Tensor:

@@ -208,10 +208,11 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         if fold:
             total, centre = times(centre or [], 1 + task.weight * pull), None
         both: Gradient = []
-        for side in (e, -e):
-            into, factor = (total, task.weight * unit) if fold else (both, None)
-            along = passes.gradient(sigma, side, into, factor)
-            value += torch.stack(list(along.values())).sum() * (scale / (2 * side))
+        with passes.weights.away():
+            for side in (e, -e):
+                into, factor = (total, task.weight * unit) if fold else (both, None)
+                along = passes.gradient(sigma, side, into, factor)
+                value += torch.stack(list(along.values())).sum() * (scale / (2 * side))
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)

@@ -86,13 +86,31 @@ class Weights:
         self._saved: dict[str, Tensor] = {}
         self.still: set[str] = set()
         """Tensors that stay where they are: every example moves along a direction of its own."""
+        self._away = False
 
     def step(self, sigma: Directions, kappa: float) -> Tensor:
         """One e for all drawn tensors, relative to weights and probe: kappa |w| / |sigma|.
 
         It stays on the device, as every number of the engine does: nothing waits for the host.
         """
-        return step_size(norm(self._weights.values()), norm(sigma[n] for n in self._weights), kappa)
+        if getattr(sigma, "signs", False):  # every entry is 1 or -1: nothing to look at
+            length = root_of_count(self._weights.values())
+        else:
+            length = norm(sigma[n] for n in self._weights)
+        return step_size(norm(self._weights.values()), length, kappa)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Around several passes: the weights are restored once, at the end of the block.
+
+        In between nobody may look at them.
+        """
+        self._away = True
+        try:
+            yield
+        finally:
+            self._away = False
+            self._restore()
 
     @contextmanager
     def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
@@ -107,8 +125,12 @@ class Weights:
             self._move(sigma, step, self._saved)
             yield
         finally:
-            for name, saved in self._saved.items():
-                self._weights[name].data.copy_(saved)
+            if not self._away:
+                self._restore()
+
+    def _restore(self) -> None:
+        for name, saved in self._saved.items():
+            self._weights[name].data.copy_(saved)
 
     @contextmanager
     def back(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> Iterator[None]:
@@ -131,6 +153,13 @@ class Weights:
 def step_size(size: Tensor, length: Tensor, kappa: float) -> Tensor:
     """kappa |w| / |sigma|; of 1 where the weights, or the entries that SEHT-D drew, are all 0."""
     return kappa * torch.where(size > 0, size, 1.0) / torch.where(length > 0, length, 1.0)
+
+
+def root_of_count(tensors: Iterable[Tensor]) -> Tensor:
+    """The common norm of as many signs."""
+    known = list(tensors)
+    count = sum(t.numel() for t in known)
+    return torch.full((), count**0.5, dtype=torch.float64, device=known[0].device)
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:

@@ -66,6 +66,7 @@ APART = {
     "where": lambda h: torch.where(h > 0, h, h.exp()),
     "unbind": lambda h: torch.stack(h.unbind(1), 1),
     "routed": lambda h: _routed(h),
+    "unfold": lambda h: F.unfold(h.unsqueeze(1), (1, 3), padding=(0, 1)).mT[:, :2] + h,
     "nothing": lambda h: torch.cat([h[:, :0], h], 1),
     "custom": lambda h: Cube.apply(h),
     "custom-wrapped": lambda h: seht_cube(h),

@@ -65,6 +65,9 @@ APART = {
     "statistics-of-constants": lambda h: h - X.mean(0) + (h.detach() - h.detach().mean(0)),
     "where": lambda h: torch.where(h > 0, h, h.exp()),
     "unbind": lambda h: torch.stack(h.unbind(1), 1),
+    "routed": lambda h: _routed(h),
+    "unfold": lambda h: F.unfold(h.unsqueeze(1), (1, 3), padding=(0, 1)).mT[:, :2] + h,
+    "nothing": lambda h: torch.cat([h[:, :0], h], 1),
     "custom": lambda h: Cube.apply(h),
     "custom-wrapped": lambda h: seht_cube(h),
 }
@@ -75,6 +78,17 @@ def _written(h):
     for i in range(2):
         out[:, i] = h[:, 1 - i]
     return out
+
+
+def _routed(h):
+    """Rows to experts by a decision; the last expert gets none."""
+    rows = h.reshape(-1, 3)
+    best, out = rows.argmax(1), torch.zeros_like(rows)
+    for k in range(4):
+        chosen = (best == k).nonzero().squeeze(1)
+        out = out.index_add(0, chosen, (k + 1) * rows[chosen])
+        out[best == k] = out[best == k].sin()
+    return out.view(N, 2, 3)
 
 
 class Cube(torch.autograd.Function):

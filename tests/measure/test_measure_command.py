@@ -37,6 +37,7 @@ def broken():
     net = _net(4)
     net[0].weight.data[0, 0] = float("nan")
     return net
+def keys(): return dict(zip("xy", data()))
 def nothing(): return None
 def number(): return 3
 """
@@ -105,7 +106,9 @@ def test_what_and_how_well(run):
     assert trace["reached"] and trace["stderr"] <= 0.2 * trace["estimate"]
     assert trace["curvature"] == "ggn"
     code, out, _ = run(*mine("small"), "--samples", "10")
-    assert "only 10 samples were read" in out
+    assert "only 10 samples were read; how far" in out  # one micro-batch says nothing of others
+    code, out, _ = run(*mine("small"), "--samples", "20", "--micro-batch", "5")
+    assert re.search(r"only 20 samples were read; .* may differ by \d", out)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +120,7 @@ def test_what_and_how_well(run):
         (["nowhere"], "nowhere is no run"),
         (mine("number"), "must return a torch.nn.Module"),
         (mine("small", data="number"), "must return a batch, a data set"),
+        (mine("small", data="keys"), "error: without a loss function a batch must be"),
         (mine("smal"), "did you mean 'small'"),
         (mine("broken"), "'0.weight' holds values that are not finite"),
         ([*mine("small"), "--loss", "measured_mine:summed"], "returns a sum over the examples"),

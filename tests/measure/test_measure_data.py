@@ -65,6 +65,12 @@ def test_data_sets_are_cut():
     assert counts(TensorDataset(X, Y)) == [10]
     assert counts(TensorDataset(X, Y), size=3) == [3, 3, 3, 1]
     assert counts(Stream(), size=4) == [4, 4, 2]
+    assert counts(Stream()) == [10]
+
+
+def test_a_stream_has_no_length():
+    for stream in (Stream(), DataLoader(Stream(), batch_size=4)):
+        assert Batches(stream).total is None
 
 
 def test_an_iterator_is_kept_only_where_it_is_read_again():

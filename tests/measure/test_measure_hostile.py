@@ -198,6 +198,26 @@ def test_a_loss_that_is_no_scalar():
         measure.trace(network(), lambda m, b: m(b[0]), data())
 
 
+@every_call
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        lambda batch: batch[0].mean(),
+        lambda model, x, y: F.cross_entropy(model(x), y),
+        lambda z, y: z.pow(2).mean(),
+        lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]),
+    ],
+    ids=["criterion", "batch-alone", "unpacked", "outputs", "keys"],
+)
+def test_a_loss_that_takes_something_else(call, loss):
+    model = network()
+    before = Bytes(model)
+    with pytest.raises(TypeError, match=r"called with the model and one batch \(here a tuple\)"):
+        call(model, loss, data())
+    before.assert_same(model)
+
+
 def test_a_loss_that_knows_nothing_of_the_model():
     with pytest.raises((ValueError, RuntimeError)):
         measure.trace(network(), lambda m, b: b[0].mean(), data())

@@ -26,7 +26,7 @@ from seht.measure.tracker import iter_once
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """The loss where none is given: of logits, for batches (inputs, classes)."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise TypeError(
+        raise ValueError(
             "without a loss function a batch must be (inputs, classes); let the model's function "
             "return (model, loss_fn), or give --loss module:function"
         )

@@ -81,7 +81,10 @@ class Batches:
         if self._kept is not None:
             return len(self._kept)
         if self._size is None and self._limit is None and isinstance(self._source, Sized):
-            return len(self._source)
+            try:
+                return len(self._source)
+            except TypeError:  # a loader of an iterable data set has a length in name only
+                return None
         return None
 
     def again(self) -> _Again:

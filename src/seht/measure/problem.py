@@ -63,7 +63,18 @@ class Problem:
     def loss(self, batch: Any) -> float:
         """The loss of a batch, without a graph; no buffer moves."""
         with torch.no_grad(), BorrowedBuffers(self.model):
-            return float(check_loss(split(self.closure(batch)())[0], graph=False))
+            return float(check_loss(split(self._called(batch))[0], graph=False))
+
+    def _called(self, batch: Any) -> Any:
+        """What loss_fn returns; a criterion in its place, say, is told what it is called with."""
+        try:
+            return self.loss_fn(self.model, batch)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise TypeError(
+                f"loss_fn(model, batch) raised {type(error).__name__}: {error}; it is called with "
+                f"the model and one batch (here a {type(batch).__name__}) and returns the mean "
+                "loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), for example"
+            ) from error
 
     def mean_loss(self, batches: Batches) -> float:
         """The loss over all batches, not necessarily finite."""

@@ -125,20 +125,13 @@ def eigenvalues(
         largest, smallest = min(largest, product.size), min(smallest, product.size)
         start = unit_normal(torch.Size([product.size]), seed, 12)
         try:
+            rest = (start, largest, smallest, tol, max_products, reporter)
             if product.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
                 pairs, converged = _dense(product, largest, smallest, reporter)
             elif solver == "lanczos":
-                pairs, converged = both_ends(
-                    product, start, largest, smallest, tol, max_products, reporter
-                )
+                pairs, converged = both_ends(product, *rest)
             else:
-                # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the
-                # size of the spectrum it is relative to that.
-                scale = float(lanczos(product, start, _LOOK)[0].abs().max())
-                rest = (start, tol, max_products, reporter)
-                top, whole = _arpack(product, largest, "LA", scale, *rest)
-                low, both = _arpack(product, smallest, "SA", -scale, *rest)
-                pairs, converged = (top, low), whole and both
+                pairs, converged = _restarted(product, *rest)
             measured = [
                 [(value, float((product(v) - value * v).norm()), v) for value, v in end]
                 for end in pairs
@@ -177,6 +170,25 @@ def _dense(
     values, columns = torch.linalg.eigh((matrix + matrix.T) / 2)
     pairs = [(float(value), columns[:, i].clone()) for i, value in enumerate(values)]
     return (pairs[::-1][:largest], pairs[:smallest]), True
+
+
+def _restarted(
+    product: Product,
+    start: Tensor,
+    largest: int,
+    smallest: int,
+    tol: float,
+    most: int,
+    reporter: Reporter,
+) -> tuple[tuple[Pairs, Pairs], bool]:
+    """One run of ARPACK for each end."""
+    # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the size of the
+    # spectrum it is relative to that.
+    scale = float(lanczos(product, start, _LOOK)[0].abs().max())
+    rest = (start, tol, most, reporter)
+    top, whole = _arpack(product, largest, "LA", scale, *rest)
+    low, both = _arpack(product, smallest, "SA", -scale, *rest)
+    return (top, low), whole and both
 
 
 def _arpack(

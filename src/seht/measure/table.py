@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,11 +95,15 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 def notes(found: Findings) -> list[str]:
     """What a reader should know about one model's figures."""
     said = list(found.trace.notes)
-    if found.trace.sampling_stderr is not None:
-        said.append(
-            f"only {found.trace.samples:,} samples were read; the whole data's trace may differ by "
-            f"{number(found.trace.sampling_stderr, 2)} more (standard error)"
+    error = found.trace.sampling_stderr
+    if error is not None:
+        far = (
+            f"the whole data's trace may differ by {number(error, 2)} more (standard error)"
+            if math.isfinite(error)
+            else "how far the whole data's trace is from theirs takes two micro-batches or more to "
+            "tell (--micro-batch)"
         )
+        said.append(f"only {found.trace.samples:,} samples were read; {far}")
     if found.eigenvalues is not None and not found.eigenvalues.converged:
         said.append("not all eigenvalues were found to the tolerance")
     if found.stability is not None:

@@ -44,7 +44,7 @@ class Axis:
 @lru_cache(maxsize=4096)
 def _owners(size: int, n: int, inner: int, owner: tuple[int, ...] | None) -> Tensor:
     if owner is not None:
-        return torch.tensor(owner, device="cpu")
+        return torch.tensor(owner, dtype=torch.long, device="cpu")
     return torch.arange(size, device="cpu") // inner % n
 
 

@@ -115,5 +115,5 @@ MOVEMENT = frozenset(
         torch.Tensor.T.__get__,  # type: ignore[attr-defined]
         torch.Tensor.mT.__get__,  # type: ignore[attr-defined]
     ]
-)
+) - {F.unfold}  # it pads and takes no whole numbers, unlike the method of that name
 """Functions that put entries elsewhere and change none."""

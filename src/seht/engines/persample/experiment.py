@@ -135,8 +135,8 @@ def _sum(call: Call, given: list[Tensor], place: int, half: Tensor, random: Any)
             _run(call, _mixed(call, wide, mask), random)[place].double()
             for mask in (half & False, half, ~half, half | True)
         )
+        rest = (none + both - a - b).abs().max()  # nonzero has another shape each time
     except (RuntimeError, TypeError):
         return couples(call)
-    rest = (none + both - a - b).abs().max()
     size = torch.stack([(x - none).abs().max() for x in (a, b, both)]).max()
     return SUM if bool(rest <= 1e-6 * size) else couples(call)

@@ -39,7 +39,15 @@ def indexed(call: Call) -> Tag | None:
         if axis is None:  # what all share, looked up by the examples' own indices
             return next((t for t in call.tags if isinstance(t, Broken)), None) or _looked_up(call)
         return axis
-    return Broken(f"{call.name} leaves nothing") if call.out.numel() == 0 else moved(call)[0]
+    return _nothing(call, axis) if call.out.numel() == 0 else moved(call)[0]
+
+
+def _nothing(call: Call, axis: Axis) -> Tag:
+    """No entry is left, so none is anybody's: an expert that got no token in this step."""
+    shape, before = call.out.shape, call.given[0].shape
+    if len(shape) == len(before) and shape[axis.dim] == before[axis.dim]:
+        return axis  # h[:, :0]
+    return Axis(list(shape).index(0), 1, ())
 
 
 def _looked_up(call: Call) -> Tag | None:

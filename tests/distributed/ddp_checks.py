@@ -67,6 +67,8 @@ CHECKS = {
     **each(m.group_of_some),
     **each(m.adversaries, *((e,) for e in ENGINES)),
     **each(m.uneven, *BOTH),
+    **each(m.mixed, *itertools.product(FORMS, w.OPTIONS)),
+    **each(m.added_up, *itertools.product(FORMS, w.OPTIONS)),
     **each(m.compiled, *itertools.product(FORMS, ("inside", "outside"))),
 }
 GPU = [name for name in CHECKS if name.startswith(("gradient-", "options-"))]
@@ -110,6 +112,10 @@ FAST = [
     "averages",
     "group-of-some",
     "adversaries-difference",
+    "mixed-scalar-unused",
+    "mixed-lean-static",
+    "added-up-scalar-views",
+    "added-up-lean-static",
 ]
 assert not set(FAST) - set(CHECKS)
 CHECKS |= each(r.fails_on_rank_1)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from ddp_common import (
     WEIGHT,
+    Branches,
     assert_close,
     averaged,
     data,
@@ -15,6 +16,7 @@ from ddp_common import (
     loss_of,
     same,
 )
+from ddp_wrappers import OPTIONS
 from helpers import network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -140,3 +142,51 @@ def averages():
             loss_of(twin, data(step))()
             assert_close(gradients(model), want)
             assert torch.allclose(model.mean, twin.mean)
+
+
+def mixed(form, name):
+    """Autocast around the call: in the scalar form the centre's backward pass is then ours. A part
+    of what the wrapper puts out is not in the loss.
+    """
+    model = Branches() if name == "unused" else network()
+    twin = copy.deepcopy(model)
+    ddp = DDP(model, **OPTIONS[name])
+    penalty = seht.HessianTrace(ddp, weight=WEIGHT, every=2)
+    for step in range(4):
+        closure = loss_of(ddp, data(step))
+
+        def wasteful(closure=closure, step=step):
+            if name == "unused":
+                ddp(data(step)[0], side=True)
+            return closure()
+
+        ddp.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            if form == "lean":
+                penalty.backward(wasteful)
+            else:
+                loss = penalty(wasteful)
+        if form != "lean":
+            loss.backward()
+        assert_close(gradients(model), expected(twin, penalty.last, data(step)))
+    assert name != "unused" or model.side.weight.grad is None
+
+
+def added_up(form, name):
+    """Steps without ``no_sync``, and without a ``zero_grad`` in between, or one that writes zeros:
+    DDP moves what is in ``.grad`` when it rebuilds its buckets, in the second forward pass.
+    """
+    for zeros in (False, True):
+        model = network()
+        ddp = DDP(model, **OPTIONS[name])
+        penalty = seht.HessianTrace(ddp, weight=WEIGHT, every=2)
+        total = {}
+        for step in range(4):
+            before = copy.deepcopy(model)
+            backward(penalty, loss_of(ddp, data(step)), form)
+            new = expected(before, penalty.last, data(step))
+            total = {n: g + total.get(n, 0) for n, g in new.items()}
+            assert_close(gradients(model), total)
+            if zeros:
+                ddp.zero_grad(set_to_none=False)
+                total = {}

@@ -4,7 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import every_engine
-from lowprecision import autocast, closure_of, every_form, images, net, step
+from lowprecision import (
+    autocast,
+    closure_of,
+    every_curvature,
+    every_form,
+    every_half,
+    images,
+    net,
+    step,
+)
 from stepping import FORMS, WEIGHT, assert_gradients, gradients, mlp, rows
 from torch import nn
 
@@ -36,6 +45,41 @@ def test_a_grad_scaler_with_clipping(form, native):
         found.append([p.detach().clone() for p in model.parameters()])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@every_half
+@every_curvature
+@every_form
+def test_a_mixed_precision_loop(form, curvature, dtype, device):
+    """As ``docs/precision.md`` prints it: two steps, the first of them plain, against the same in
+    float32. The plain one is off by the rounding of the user's own precision.
+    """
+    found = []
+    for mixed in (False, True):
+        model = net().to(device)
+        x, y = (t.to(device) for t in images())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler(device, enabled=mixed)
+        penalty = seht.HessianTrace(model, weight=WEIGHT, seed=1, curvature=curvature, warmup=1)
+        closure = lambda: F.cross_entropy(model(x), y)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype, enabled=mixed):
+                if form == "lean":
+                    penalty.backward(closure, scaler=scaler)
+                else:
+                    loss = penalty(closure)
+            if form != "lean":
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == (2.0**16 if mixed else 1.0)
+        assert penalty.last.trace is not None and penalty.last.error < 0.02
+        found.append(gradients(model.parameters()))
+    assert_gradients(found[1], found[0], rtol=0.02)
 
 
 @every_form

@@ -159,9 +159,20 @@ def test_a_loss_that_is_averaged(tmp_path):
 
 def test_labels_that_the_trainer_takes_out(tmp_path):
     """Label smoothing pops them from the inputs, and the closure runs more than once."""
-    trainer = trainer_of(tmp_path, gpt2(), sentences(), label_smoothing_factor=0.1, max_steps=3)
+    model = gpt2()
+    trainer = trainer_of(tmp_path, model, sentences(), label_smoothing_factor=0.1)
+
+    def smoothed(parts):
+        count = sum((batch["labels"] != -100).sum() for batch in parts)
+        own = lambda m, b: transformers.Trainer.compute_loss(
+            trainer, m, dict(b), num_items_in_batch=count
+        )
+        return [(own, 1.0) for _ in parts]
+
+    truth, records = by_hand(gpt2(), sentences(), smoothed)
     trainer.train()
-    assert trainer.penalty.last.trace is not None
+    assert trainer.records == records and records[-1].trace is not None
+    assert_same(model.state_dict(), truth)
 
 
 @pytest.mark.parametrize("resume", [True, pytest.param("path", marks=pytest.mark.slow)])

@@ -66,5 +66,7 @@ class Guarded:
 def _added(grad: Tensor, before: Tensor | None, known: int) -> bool:
     if grad is before and version(grad) == known:
         return False
+    if before is not None and before is not grad and grad._is_view() and torch.equal(grad, before):
+        return False  # DDP (gradient_as_bucket_view) has moved it into another bucket
     # zero_grad(set_to_none=False) writes as well. Only who does that pays for the look.
     return bool((grad.to_dense() if grad.is_sparse else grad).any())

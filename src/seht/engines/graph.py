@@ -176,6 +176,21 @@ class Stored(torch.autograd.Function):
         return (None, None, None, *parts)
 
 
+class Reached(torch.autograd.Function):
+    """Stands for a graph with these leaves, and leaves them without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *leaves: Tensor) -> Tensor:
+        """Some tensor: nobody looks at it."""
+        ctx.count = len(leaves)
+        return leaves[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Nothing."""
+        return (None,) * ctx.count
+
+
 def once(gradients: list[Tensor | None]) -> list[Tensor | None]:
     """Gradients that raise where they are differentiated again.
 

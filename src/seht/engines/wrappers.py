@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from seht.engines.base import Closure, split
-from seht.engines.graph import leaves_of
+from seht.engines.graph import Reached, leaves_of
 from seht.engines.mode import _leave_alone
 from seht.engines.parallel import grouped
 from seht.engines.replay import in_extra_run
@@ -162,7 +163,11 @@ class Detour:
             _refuse_settings(ddp)
             ddp._pre_forward(None)
             wrappers.append(ddp)
-        outputs = self._outputs
+        # With their own graph the reducer would go through it once more, and where the centre's
+        # backward pass is ours (``deferred.py``) it is gone by then.
+        tensors = [t for t in _find_tensors(self._outputs) if t.requires_grad]
+        leaves = leaves_of(tensors, 0)[0]
+        outputs = Reached.apply(*leaves) if leaves else None
         for ddp in wrappers:
             result, outputs = ddp._post_forward((result, outputs))
         return result

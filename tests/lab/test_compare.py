@@ -281,6 +281,9 @@ def test_candidates_are_the_papers_unless_given():
     weights = (0.0001, 0.001, 0.01, 0.1)
     assert candidates("seht-h", recipe) == [f"seht-h(weight={w})" for w in weights]
     assert len(candidates("seht-d", recipe)) == 4 * 3 * 2
+    hundred = digits(**{"data.name": "cifar100"})  # where the paper searched the weight alone
+    for name in ("seht-h", "seht-d", "confidence-penalty", "label-smoothing"):
+        assert candidates(name, hundred) == [f"{name}(weight={w})" for w in weights]
     fixed = candidates("seht-d(prob=0.5)+label-smoothing", recipe)
     assert len(fixed) == 4 * 3 * 5
     assert all("prob=0.5" in text for text in fixed)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import pickle
 import random
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -302,6 +303,20 @@ def test_mistakes_are_one_line(tmp_path, capsys, options, words):
     assert cli.main(["compare", "digits", *options, "--out", str(tmp_path / "c")]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+def test_an_address_where_nobody_listens(tmp_path, capsys, prefix):
+    """Ray would ask there again and again, and say so in lines of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{prefix}127.0.0.1:{server.getsockname()[1]}"  # free, once it is closed
+    call = ["compare", "digits", "--methods", "none", "--engine", "ray", "--address", address]
+    begun = time.monotonic()
+    assert cli.main([*call, "--out", str(tmp_path / "c")]) == 2
+    assert time.monotonic() - begun < 2 * on_ray.ANSWER
+    said = capsys.readouterr().err
+    assert f"nobody answers at --address {address} (" in said and said.count("\n") == 1
+    assert "ray start --head" in said
 
 
 def test_without_ray_the_extra_is_named(tmp_path, capsys, monkeypatch):

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
 FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
 GRIDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
-    # The paper's, section 4: the weight, and for images SEHT-D's maxIter and p; SEHT-S as SEHT-H.
+    # The paper's, section 4, by task: the weight, and for images SEHT-D's maxIter and p; SEHT-S as
+    # SEHT-H. For CIFAR-100 it names one grid of weights for all, and nothing else.
     "image": {
         "seht-h": {"weight": WEIGHTS},
         "seht-d": {"weight": WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
         "seht-s": {"weight": WEIGHTS},
         "confidence-penalty": {"weight": FINE},
         "label-smoothing": {"weight": FINE},
+    },
+    "cifar100": {
+        name: {"weight": WEIGHTS}
+        for name in ("seht-h", "seht-d", "seht-s", "confidence-penalty", "label-smoothing")
     },
     "text": {
         "seht-h": {"weight": FINE},
@@ -58,10 +63,11 @@ def candidates(text: str, recipe: Recipe) -> list[str]:
         return given
     from seht.lab.methods.parse import parse
 
+    grid = GRIDS.get(recipe.data.name, GRIDS[recipe.task])
     written = []
     for name, options in parse(text).parts:
         own = {key: (value,) for key, value in options}
-        choices = {**GRIDS[recipe.task].get(name, {}), **own}
+        choices = {**grid.get(name, {}), **own}
         written.append(
             [
                 name

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ RETRIES = 5
 PATIENCE = 120.0
 """Seconds for a former attempt to leave the trial's directory: its node may be out of sight but
 alive, and a file server keeps a lost client's locks for its lease, often 90 seconds."""
+ANSWER = 10.0
+"""Seconds for the head of a cluster to answer at its address."""
 STORE = 100 * 2**20
 """Bytes of Ray's object store on a cluster of our own: what tasks return is small."""
 
@@ -96,14 +99,32 @@ class RayTasks:
         if self.address == "local":
             options |= {"include_dashboard": False, "object_store_memory": STORE}
         try:
+            knock(self.address)
+        except OSError as error:
+            raise RunError(
+                f"nobody answers at --address {self.address} ({error}); start a cluster there with "
+                "ray start --head, or give the address which that has printed"
+            ) from error
+        try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             line = " ".join(str(error).split())
-            raise RunError(f"no Ray cluster at --address {self.address}: {line}") from error
+            raise RunError(
+                f"no Ray cluster at --address {self.address}: {line}; one that wants a token needs "
+                "RAY_AUTH_MODE=token here"
+            ) from error
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def knock(address: str) -> None:
+    """An ``OSError`` where nobody listens; Ray itself would try again for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER):
+            pass
 
 
 def need_ray() -> Any:

@@ -40,6 +40,8 @@ OPERATORS = {
     "detach": lambda z: z * aten.detach.default(z).exp(),
     "elu": lambda z: aten.elu.default(z, 0.7, 1.3, 0.5),
     "elu-scale": lambda z: torch._C._nn.elu(z, 0.7, 1.3, 0.5),
+    "amax-masked": lambda z: z.masked_fill(PLACES % 3 == 0, -torch.inf).amax(1),
+    "max-masked": lambda z: z * z.masked_fill(PLACES % 3 == 0, -torch.inf).max(),
     "softplus-low": lambda z: F.softplus(z, 2.0, 0.3),
 }
 IMAGES = {
@@ -157,6 +159,7 @@ def into_detached(z):
 REFUSED = {
     "data": (into_data, r"x\.data also writes into x.*clone"),
     "detach": (into_detached, r"x\.data also writes into x.*clone"),
+    "logit_": (lambda z: (0.1 * z + 0.5).logit_(0.2), "logit_"),
     "renorm_": (lambda z: (1.0 * z).renorm_(2, 0, 1.0), "renorm_"),
     "rmod": (lambda z: (1.0 * z).__rmod__(torch.full(ROW, 3.0)), "__rmod__|remainder"),
 }

@@ -53,7 +53,7 @@ def _reduced_replay(mode: Any, slope: Any, func: Any, args: Any, kwargs: Any) ->
     x = first(args, kwargs)
     dim = kwargs.get("dim", args[1] if len(args) > 1 else ())
     keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
-    product = slope * x
+    product = (slope * x).masked_fill(slope == 0, 0)  # an infinite loser: 0 * inf
     return product.sum(dim, keepdim=keep) if dim != () else product.sum()
 
 

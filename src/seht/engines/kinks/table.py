@@ -233,7 +233,7 @@ KINKS: dict[Any, Rule] = {
         spellings("div div_ divide divide_"), refused("with rounding_mode has kinks", _rounded)
     ),
     **dict.fromkeys(
-        spellings("grid_sample grid_sampler"),
+        spellings("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d"),
         refused("has kinks in its grid", lambda _, grid, *__, **___: depends((grid,), {})),
     ),
     **dict.fromkeys(
@@ -241,7 +241,8 @@ KINKS: dict[Any, Rule] = {
         refused("with this p has kinks", lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
     ),
     **dict.fromkeys(
-        spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
+        spellings("logit logit_"),
+        refused("with eps has kinks", lambda x, eps=None, **_: eps is not None),
     ),
     F.embedding: PADDED,
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),

@@ -229,3 +229,14 @@ def test_plain_numbers_alone():
     Simulated(1.0, 1e-3, (2, 2)).check(steps)
     assert StepControl(**steps.state()) == steps
     assert all(isinstance(v, (bool, int, float, str, type(None))) for v in steps.state().values())
+
+
+def test_a_given_step_is_not_lost_on_resuming():
+    lstm = problem("lstm")
+    adapted = seht.HessianTrace(lstm.model, weight=1e-3, engine="difference")
+    adapted(lstm.closure)
+    given = seht.HessianTrace(lstm.model, weight=1e-3, engine="difference", kappa=0.02)
+    given.load_state_dict(adapted.state_dict())
+    assert given.state_dict()["engine"]["kappa"] == 0.02
+    adapted.load_state_dict(given.state_dict())
+    assert not adapted.state_dict()["engine"]["fixed"]  # and goes on from there

@@ -161,8 +161,11 @@ class DifferenceEngine:
         return self.steps.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with an adapted step."""
-        self.steps = StepControl(**state)
+        """Go on with an adapted step, unless one was given."""
+        own, self.steps = self.steps, StepControl(**state)
+        self.steps.fixed = own.fixed
+        if own.fixed:
+            self.steps.kappa = own.kappa
 
 
 def _pays(task: Task) -> bool:

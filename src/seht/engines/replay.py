@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seht.engines.aliases import Aliases
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE
+from seht.engines.kinks.constants import offset
 from seht.engines.kinks.rules import KinkError, depends, first
 from seht.engines.mode import Generators, Mode, idle
 from seht.engines.persample.signs import Signs
@@ -80,6 +82,7 @@ class Recorder(Mode):
         self.prefix = None if self.compiles else prefix
         self._places: dict[int, int] = {}
         """Where on the tape a tensor lies that the closure has in its hands, too."""
+        self._aliases = Aliases()
         self._weights: dict[int, nn.Parameter] = {}
         self.tracker: Tracker | None = None
         """Follows the examples, for per-sample probes."""
@@ -114,7 +117,9 @@ class Recorder(Mode):
 
     def _decide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self._places and func in IN_PLACE and not torch.compiler.is_compiling():
-            self._spare(args[0])
+            self._spare(func, args[0])
+        if func in _ASSIGN and isinstance(args[0], nn.Parameter):
+            return func(*args, **kwargs)  # the replayer leaves it out
         if self.frozen():
             return self._constant(func, args, kwargs)
         rule = self.rule(func)
@@ -132,6 +137,8 @@ class Recorder(Mode):
             # A detached weight lies in the weight's own memory, and would move with it.
             alias = func in DETACH and isinstance(first(args, kwargs), nn.Parameter)
             self._remember((func, False), decision, alias)
+            if func in DETACH and self._aliases.note(first(args, kwargs), out):
+                self._places[id(out)] = len(self.tape) - 1
         return out
 
     def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -162,6 +169,8 @@ class Recorder(Mode):
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         given = list(tensors((args, tuple(kwargs.values()))))
         before = [version(t) for t in given]
+        target = args[0] if func in IN_PLACE and isinstance(args[0], Tensor) else None
+        old = None if target is None or target.grad_fn is None else target.detach().clone()
         out = func(*args, **kwargs)
         in_place = bool(args) and (out is None or out is args[0])
         written = [
@@ -173,7 +182,12 @@ class Recorder(Mode):
         unseen = self.compiles or torch.is_inference_mode_enabled()  # the end of the block
         state = self.random.read() if unseen else None
         alias = isinstance(out, Tensor) and same is None and self._moves(args, out)
-        decision = (None if same is not None else out, same, written, state)
+        moved = None
+        if target is not None and old is not None:
+            # In the middle of a graph: another value, and to autograd the old slope.
+            moved = offset(target.detach(), old)
+            written = [(place, v) for place, v in written if given[place] is not target]
+        decision = (None if same is not None else out, same, written, moved, state)
         self._remember((func, True), decision, alias)
         return out
 
@@ -190,9 +204,12 @@ class Recorder(Mode):
             for tensor in tensors(decision):
                 self._places[id(tensor)] = place
 
-    def _spare(self, target: Any) -> None:
+    def _spare(self, func: Any, target: Any) -> None:
         """A tensor on the tape is about to be overwritten: keep it as it is now."""
-        for tensor in (target, root_of(target)) if isinstance(target, Tensor) else ():
+        if not isinstance(target, Tensor):
+            return
+        self._aliases.refuse_write(func, target)
+        for tensor in (target, root_of(target)):
             place = self._places.pop(id(tensor), None)
             if place is not None:
                 call, decision, _ = self.tape[place]
@@ -271,7 +288,9 @@ class Replayer(Mode):
         return self._prefix.again(self._skipped - 1, self.aliases)
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        out, same, written, state = self._take(func, True)
+        out, same, written, moved, state = self._take(func, True)
+        if moved is not None:
+            args[0].add_(moved)
         given = list(tensors((args, tuple(kwargs.values())))) if written or same is not None else []
         for place, value in written:
             if value is not None:  # a moved weight stays where it was moved to

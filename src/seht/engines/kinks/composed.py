@@ -9,10 +9,15 @@ from typing import Any
 from seht.engines.kinks.rules import KinkError, Rule, depends
 
 
-def composed(build: Callable[..., Any]) -> Rule:
-    """Run ``build`` instead with the mode on: its parts are frozen, each by its own rule."""
+def composed(build: Callable[..., Any], when: Callable[..., bool] | None = None) -> Rule:
+    """Run ``build`` instead with the mode on: its parts are frozen, each by its own rule.
+
+    Always, or when ``when(*args, **kwargs)`` says so.
+    """
 
     def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if when is not None and not when(*args, **kwargs):
+            return func(*args, **kwargs), None
         with mode.inside():
             return build(*args, **kwargs), None
 

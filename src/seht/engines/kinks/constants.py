@@ -36,7 +36,12 @@ def _alias_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, An
     return out, (out if own else out.clone(), None)
 
 
-ALIAS = Rule(_alias_record, _constant_replay)
+def _alias_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    # A tensor of its own in every pass: the closure may ask it for a gradient.
+    return decision[0].detach()
+
+
+ALIAS = Rule(_alias_record, _alias_replay)
 """``detach`` and ``data``, which share the memory of what they are taken from."""
 
 
@@ -52,6 +57,25 @@ def _cast_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) ->
 
 CAST = Rule(_cast_record, _cast_replay)
 """Constant where the result is integer or boolean."""
+
+
+def _assigned_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    moved = offset(args[1].detach(), args[0].detach().clone())
+    return func(*args, **kwargs), moved
+
+
+def _assigned_replay(mode: Any, moved: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(args[0], args[0].detach() + moved)
+
+
+ASSIGNED = Rule(_assigned_record, _assigned_replay)
+"""``x.data = y`` in the middle of a graph: x has another value, and to autograd its old slope."""
+
+
+def offset(after: Tensor, before: Tensor) -> Tensor:
+    """What a value was moved by, unseen by autograd; nothing where it is as infinite as it was."""
+    moved = after - before
+    return moved.masked_fill_(moved.isnan(), 0)
 
 
 def _detached_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

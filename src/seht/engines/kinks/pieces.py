@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,24 +59,45 @@ def real_arguments(args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
     return [(k, v) for k, v in items if isinstance(v, Tensor) and v.is_floating_point()]
 
 
+def with_slopes(
+    function: Callable[..., Tensor], points: list[Tensor]
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """The function there, and the gradient of its sum."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        # Inside torch.vmap or torch.func.grad, where a tensor cannot be told to require one.
+        y, pull = torch.func.vjp(function, *points)[:2]
+        return y, pull(torch.ones_like(y))
+    leaves = [point.requires_grad_() for point in points]
+    with kept_graph():
+        y = function(*leaves)
+        slopes = torch.autograd.grad(y, leaves, torch.ones_like(y), materialize_grads=True)
+    for leaf in leaves:
+        leaf.requires_grad_(False)
+    return y.detach(), slopes
+
+
 def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     slots = real_arguments(args, kwargs)
     if not slots:  # the modulus or the sign of complex numbers is smooth
         return func(*args, **kwargs), None
     shape = torch.broadcast_shapes(*(v.shape for _, v in slots))
-    leaves = {k: v.detach().expand(shape).clone().requires_grad_() for k, v in slots}
-    with kept_graph(), mode.random.kept():
-        # The clones keep an in-place operation from writing into the leaves.
-        y = func(
-            *[leaves[i].clone() if i in leaves else a for i, a in enumerate(args)],
-            **{k: leaves[k].clone() if k in leaves else v for k, v in kwargs.items()},
+    places = [k for k, _ in slots]
+    points = [v.detach().expand(shape).clone() for _, v in slots]
+
+    def call(*values: Tensor) -> Tensor:
+        # The clones keep an in-place operation from writing into the values.
+        new = {k: v.clone() for k, v in zip(places, values, strict=True)}
+        y: Tensor = func(
+            *[new.get(i, a) for i, a in enumerate(args)],
+            **{k: new.get(k, v) for k, v in kwargs.items()},
         )
-        slopes = torch.autograd.grad(
-            y, list(leaves.values()), torch.ones_like(y), materialize_grads=True
-        )
-    rest = y.detach()
-    for slope, leaf in zip(slopes, leaves.values(), strict=True):
-        rest = rest - (slope * leaf.detach()).masked_fill(slope == 0, 0)
+        return y
+
+    with mode.random.kept():
+        y, slopes = with_slopes(call, points)
+    rest = y
+    for slope, point in zip(slopes, points, strict=True):
+        rest = rest - (slope * point).masked_fill(slope == 0, 0)
     rest = rest.masked_fill_(rest.isnan(), 0)  # where an infinite input passes through
     out = func(*args, **kwargs)
     return out, (out is first(args, kwargs), slopes, rest, mode.state_after(func))

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.dropping import kept_graph
-from seht.engines.kinks.pieces import LINEAR, real_arguments
+from seht.engines.kinks.pieces import LINEAR, real_arguments, with_slopes
 from seht.engines.kinks.rules import Rule, first
 
 
@@ -43,12 +42,10 @@ def indexed(dim_at: int, *, default: int | None = -1) -> Rule:
 
 
 def _reduced_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    leaf = first(args, kwargs).detach().clone().requires_grad_()
+    point = first(args, kwargs).detach().clone()
     rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
-    with kept_graph():
-        y = func(leaf, *args[1:], **rest)
-        # Each entry belongs to one output, and ties are shared as autograd shares them.
-        (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    # Each entry belongs to one output, and ties are shared as autograd shares them.
+    _, (slope,) = with_slopes(lambda x: func(x, *args[1:], **rest), [point])
     return func(*args, **kwargs), slope
 
 
@@ -56,7 +53,7 @@ def _reduced_replay(mode: Any, slope: Any, func: Any, args: Any, kwargs: Any) ->
     x = first(args, kwargs)
     dim = kwargs.get("dim", args[1] if len(args) > 1 else ())
     keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
-    product = slope * x
+    product = (slope * x).masked_fill(slope == 0, 0)  # an infinite loser: 0 * inf
     return product.sum(dim, keepdim=keep) if dim != () else product.sum()
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
 Record = Callable[[TorchFunctionMode, Any, Any, Any], tuple[Any, Any]]
@@ -48,11 +50,16 @@ def depends(args: Any, kwargs: Any) -> bool:
     """Whether an argument may depend on the weights: constants need no freezing."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            if value.requires_grad:
+            if value.requires_grad or _within_transform(value):
                 return True
         elif isinstance(value, (tuple, list)) and depends(value, {}):
             return True
     return False
+
+
+def _within_transform(value: Tensor) -> bool:
+    """Whether this is a tensor of ``torch.vmap``, which never says that it requires a gradient."""
+    return not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(value)
 
 
 def write_back(x: Tensor, y: Tensor, in_place: bool) -> Tensor:

@@ -9,6 +9,7 @@ What is not here is smooth: gelu, silu, mish, tanh, sigmoid, softplus, softmax, 
 from __future__ import annotations
 
 import math
+import types
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from seht import losses
 from seht.engines.kinks.composed import composed, opened, refused
 from seht.engines.kinks.constants import (
     ALIAS,
+    ASSIGNED,
     BACKWARD,
     CAST,
     CONSTANT,
@@ -31,23 +33,30 @@ from seht.engines.kinks.constants import (
 from seht.engines.kinks.norms import dist, norm, pairwise_distance
 from seht.engines.kinks.pieces import LINEAR, RELU, sided
 from seht.engines.kinks.places import REDUCED, indexed, pooled
-from seht.engines.kinks.rules import Rule
+from seht.engines.kinks.rules import Rule, depends
 from seht.hooks import REGISTER
 
 
 def spellings(names: str) -> list[Any]:
-    """Every function object behind these names: in F, torch, torch._C._nn and Tensor."""
+    """Every function object behind these names: in F, torch, torch._C._nn, Tensor and aten."""
     homes = (F, torch, torch._C._nn, torch.Tensor, torch.special, torch.linalg)
     words = names.split()
     found = [getattr(home, n) for n in words for home in homes if callable(getattr(home, n, None))]
+    for packet in (getattr(torch.ops.aten, n, None) for n in words if not n.startswith("__")):
+        # What an exported model is made of.
+        if packet is not None:
+            found += [packet, *(getattr(packet, overload) for overload in packet.overloads())]
     return list(dict.fromkeys(found))
 
 
 # --- formulas with a recorded side -------------------------------------------------------------
 
 
-def _elu(pos: Tensor, x: Tensor, alpha: float = 1.0, *_: Any) -> Tensor:
-    return torch.where(pos, x, alpha * torch.expm1(x.masked_fill(pos, 0)))
+def _elu(
+    pos: Tensor, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> Tensor:
+    scale = 1.0 if isinstance(scale, bool) else scale  # F.elu has its ``inplace`` there
+    return scale * torch.where(pos, x, alpha * torch.expm1(input_scale * x.masked_fill(pos, 0)))
 
 
 def _selu(pos: Tensor, x: Tensor, *_: Any) -> Tensor:
@@ -74,18 +83,34 @@ def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(y) if inplace else y
 
 
+def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    straight = beta * input > threshold
+    curved = torch.log1p(torch.exp(beta * input.masked_fill(straight, 0))) / beta
+    return torch.where(straight, input, curved)
+
+
+def _bends(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> bool:
+    # Softplus is straight above the threshold: from 20, the usual one, that changes it by 2e-9.
+    return threshold < 15
+
+
 def _softsign(input: Tensor) -> Tensor:
     return input / (1 + input.abs())
 
 
+_DISPATCHED = frozenset(f for f in vars(F).values() if isinstance(f, types.FunctionType))
 _max_pools: dict[Any, Rule] = {}
 for _n in (1, 2, 3):
     for _kind, _options in (("max_pool", 6), ("adaptive_max_pool", 2), ("fractional_max_pool", 4)):
         _indexed_form = getattr(F, f"{_kind}{_n}d_with_indices", None)
         if _indexed_form is not None:
-            for _f in spellings(f"{_kind}{_n}d"):
-                _max_pools[_f] = pooled(_indexed_form, _n, options=_options)
-            _max_pools[_indexed_form] = pooled(_indexed_form, _n, options=_options, pair=True)
+            _one = pooled(_indexed_form, _n, options=_options)
+            _pair = pooled(_indexed_form, _n, options=_options, pair=True)
+            for _f in spellings(f"{_kind}{_n}d"):  # only max_pool has a form without the indices
+                _single = _f in _DISPATCHED or _kind == "max_pool"
+                _max_pools[_f] = _one if _single else _pair
+            for _f in spellings(f"{_kind}{_n}d_with_indices"):
+                _max_pools[_f] = _pair
 
 
 def _bag_kink(
@@ -127,6 +152,7 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(spellings("hardswish"), composed(_hardswish)),
     **dict.fromkeys(spellings("hardswish_"), composed(partial(_hardswish, inplace=True))),
     F.softsign: composed(_softsign),
+    **dict.fromkeys(spellings("softplus"), composed(_softplus, _bends)),
     # the place of a maximum
     **_max_pools,
     **dict.fromkeys(spellings("max min median nanmedian"), indexed(1, default=None)),
@@ -148,7 +174,8 @@ KINKS: dict[Any, Rule] = {
     ),
     **dict.fromkeys(spellings("detach"), ALIAS),
     torch.Tensor.data.__get__: ALIAS,  # type: ignore[attr-defined]
-    **dict.fromkeys(spellings("to type type_as"), CAST),
+    torch.Tensor.data.__set__: ASSIGNED,  # type: ignore[attr-defined]
+    **dict.fromkeys(spellings("to type type_as _to_copy"), CAST),
     **dict.fromkeys(spellings("detach_"), DETACHED),
     torch.autograd.grad: GRADIENT,
     torch.Tensor.backward: BACKWARD,
@@ -190,8 +217,8 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         spellings("""
             aminmax msort copysign copysign_ fmod fmod_ remainder remainder_ quantile
-            nanquantile rnn_relu rnn_relu_cell grid_sample multilabel_margin_loss pdist
-            renorm heaviside __mod__ frexp i0e i1e fake_quantize_per_tensor_affine
+            nanquantile rnn_relu rnn_relu_cell multilabel_margin_loss pdist
+            renorm renorm_ heaviside __mod__ __rmod__ frexp i0e i1e fake_quantize_per_tensor_affine
             fake_quantize_per_channel_affine _fake_quantize_learnable_per_tensor_affine
             _fake_quantize_learnable_per_channel_affine fused_moving_avg_obs_fake_quant
             _standard_gamma _sample_dirichlet
@@ -206,11 +233,16 @@ KINKS: dict[Any, Rule] = {
         spellings("div div_ divide divide_"), refused("with rounding_mode has kinks", _rounded)
     ),
     **dict.fromkeys(
+        spellings("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d"),
+        refused("has kinks in its grid", lambda _, grid, *__, **___: depends((grid,), {})),
+    ),
+    **dict.fromkeys(
         spellings("cdist"),
         refused("with this p has kinks", lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
     ),
     **dict.fromkeys(
-        spellings("logit"), refused("with eps has kinks", lambda x, eps=None, **_: eps is not None)
+        spellings("logit logit_"),
+        refused("with eps has kinks", lambda x, eps=None, **_: eps is not None),
     ),
     F.embedding: PADDED,
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),

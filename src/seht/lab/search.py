@@ -23,6 +23,14 @@ WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
 FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
 GRIDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
     # The paper's, section 4: the weight, and for images SEHT-D's maxIter and p; SEHT-S as SEHT-H.
+    # By task, or by data where the paper has another grid there.
+    "cifar100": {
+        "seht-h": {"weight": WEIGHTS},
+        "seht-d": {"weight": WEIGHTS, "prob": (0.01, 0.05)},
+        "seht-s": {"weight": WEIGHTS},
+        "confidence-penalty": {"weight": WEIGHTS},
+        "label-smoothing": {"weight": WEIGHTS},
+    },
     "image": {
         "seht-h": {"weight": WEIGHTS},
         "seht-d": {"weight": WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
@@ -58,10 +66,11 @@ def candidates(text: str, recipe: Recipe) -> list[str]:
         return given
     from seht.lab.methods.parse import parse
 
+    grids = GRIDS.get(recipe.data.name, GRIDS[recipe.task])
     written = []
     for name, options in parse(text).parts:
         own = {key: (value,) for key, value in options}
-        choices = {**GRIDS[recipe.task].get(name, {}), **own}
+        choices = {**grids.get(name, {}), **own}
         written.append(
             [
                 name
@@ -122,12 +131,16 @@ FAILED = (float("-inf"), float("-inf"))
 
 
 def score(results: Sequence[Result]) -> tuple[float, float]:
-    """Mean validation accuracy, then minus the loss; text: minus the loss. A failed run loses."""
+    """Mean validation accuracy, then minus the loss; text: minus the loss. A failed run loses.
+
+    Of the weights that the report compares: the last ones, of text those of the best epoch.
+    """
     if not all(result.done for result in results):
         return FAILED
-    last = [result.metrics["last"] for result in results]
-    top1 = sum(metrics.get("valid_top1", 0.0) for metrics in last) / len(last)
-    return top1, -sum(metrics["valid_loss"] for metrics in last) / len(last)
+    text = "valid_top1" not in results[0].metrics["last"]
+    found = [result.metrics["best" if text else "last"] for result in results]
+    top1 = sum(metrics.get("valid_top1", 0.0) for metrics in found) / len(found)
+    return top1, -sum(metrics["valid_loss"] for metrics in found) / len(found)
 
 
 def write(directory: Path, table: list[dict[str, Any]], seeds: Sequence[int]) -> None:

@@ -39,11 +39,12 @@ def test_fields_before_and_after_the_recipe(run, tmp_path):
     few = options({k: v for k, v in FEW.items() if k != "epochs"})
     code, _, err = run(
         "train", "--epochs", "1", "digits", "--settings.seht-h.weight", "0.5",
-        "--settings.seht-h.probes=2", "--method", "seht-h", "--out", "r", *few,
+        "--settings.seht-h.probes=2", "--method", "seht-h", "--out", "r",
+        "--optim.weight-decay", "0.25", *few,
     )  # fmt: skip
     assert (code, err) == (0, "")
     recipe = json.loads((tmp_path / "r" / "config.json").read_text())["recipe"]
-    assert recipe["epochs"] == 1
+    assert recipe["epochs"] == 1 and recipe["optim"]["weight_decay"] == 0.25
     assert recipe["settings"]["seht-h"]["weight"] == 0.5
     assert recipe["settings"]["seht-h"]["probes"] == 2
 
@@ -95,6 +96,14 @@ def test_help_names_the_recipes_fields(run):
         (["train"], "required: RECIPE"),
         (["train", "digits", "--data.size", "9999"], "data.size"),
         (["train", "digits", "--settings.seht-h.wieght", "1", "--method", "seht-h"], "weight"),
+        (["train", "digits", "--settings.cutot.size", "3"], "'cutot'; did you mean 'cutout'"),
+        (["train", "digits", "--settings.cutout.sise", "3"], "'sise'; did you mean 'size'"),
+        (["train", "digits", "--optim.weight-deca", "0"], "did you mean '--optim.weight_decay'"),
+        (["train", "digits", "--paper", "table1"], "unknown option '--paper'"),
+        (
+            ["train", "digits", "--optim.schedule", "plateau", "--data.validation", "0"],
+            "looks at the validation loss",
+        ),
         (["train", "digits", "--seed", "x"], "invalid int value"),
         (["compare", "digits", "--data.size", "9999"], "data.size"),
         (["compare"], "name a recipe"),

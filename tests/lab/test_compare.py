@@ -13,10 +13,11 @@ from small import FEW, digits, options, outcome, rows, start, timeless
 
 from seht import cli
 from seht.lab import compare as comparing
+from seht.lab import search
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.locks import alone
 from seht.lab.methods.parse import parse
-from seht.lab.records import RunError
+from seht.lab.records import Result, RunError
 from seht.lab.schedulers.local import InTurn, Processes
 from seht.lab.search import candidates, expand
 
@@ -289,6 +290,16 @@ def test_candidates_are_the_papers_unless_given():
     assert all("prob=0.5" in text for text in fixed)
     for text in fixed:
         parse(text)
+
+
+def test_a_search_looks_at_the_weights_that_the_report_compares():
+    def result(last, best):
+        return Result("done", None, "m", 0, 2, 2, 1.0, {"last": last, "best": best})
+
+    text = result({"valid_loss": 5.0}, {"valid_loss": 4.0, "epoch": 1})
+    assert search.score([text, text]) == (0.0, -4.0)
+    image = result({"valid_loss": 2.0, "valid_top1": 60.0}, {"valid_loss": 1.0, "valid_top1": 70.0})
+    assert search.score([image]) == (60.0, -2.0)
 
 
 def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):

@@ -237,6 +237,11 @@ def test_the_paper_s_figures_belong_to_the_paper_s_recipe(changes, paper):
     assert override(recipe("cifar10"), changes).paper == paper
 
 
+def test_a_cut_test_text_is_not_the_paper_s():
+    assert override(recipe("wikitext2-gru"), {"data.validation": "50000"}).paper is None
+    assert override(recipe("wikitext2-gru"), {"threads": "8"}).paper == "table4"
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

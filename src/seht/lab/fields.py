@@ -80,7 +80,8 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
             changed.add(name)
         part, _, leaf = name.rpartition(".")
         (values[part] if part else values)[leaf] = value
-    if changed - _OURS:
+    # Of a text data.validation cuts the test split too.
+    if changed - (_OURS if recipe.task == "image" else _OURS - {"data.validation"}):
         values["paper"] = None
     return from_dict(values)
 
@@ -150,6 +151,11 @@ def check(recipe: Recipe) -> None:
         raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
     if model.name == "wrn" and (model.depth - 4) % 6:
         raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
+    if optim.schedule == "plateau" and recipe.task == "image" and not data.validation:
+        raise ValueError(
+            "optim.schedule plateau looks at the validation loss, and data.validation is 0; hold "
+            "some images out, or choose another schedule"
+        )
 
 
 _MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru")}

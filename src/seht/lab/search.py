@@ -128,12 +128,16 @@ FAILED = (float("-inf"), float("-inf"))
 
 
 def score(results: Sequence[Result]) -> tuple[float, float]:
-    """Mean validation accuracy, then minus the loss; text: minus the loss. A failed run loses."""
+    """Mean validation accuracy, then minus the loss; text: minus the loss. A failed run loses.
+
+    Of the weights that the report compares: the last ones, of text those of the best epoch.
+    """
     if not all(result.done for result in results):
         return FAILED
-    last = [result.metrics["last"] for result in results]
-    top1 = sum(metrics.get("valid_top1", 0.0) for metrics in last) / len(last)
-    return top1, -sum(metrics["valid_loss"] for metrics in last) / len(last)
+    text = "valid_top1" not in results[0].metrics["last"]
+    found = [result.metrics["best" if text else "last"] for result in results]
+    top1 = sum(metrics.get("valid_top1", 0.0) for metrics in found) / len(found)
+    return top1, -sum(metrics["valid_loss"] for metrics in found) / len(found)
 
 
 def write(directory: Path, table: list[dict[str, Any]], seeds: Sequence[int]) -> None:

@@ -40,10 +40,8 @@ def add_shared(parser: Any, default: str) -> None:
         "-h", "--help", action=_Help, nargs=0, help="this, and the recipe's fields if it is named"
     )
     for name in field_names():
-        if name != "settings":
-            parser.add_argument(
-                f"--{name}", dest=f"field:{name}", default=None, help=argparse.SUPPRESS
-            )
+        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+        parser.add_argument(*spellings, dest=f"field:{name}", default=None, help=argparse.SUPPRESS)
     parser.set_defaults(extras=True)
 
 
@@ -56,7 +54,7 @@ def field_names() -> Iterator[str]:
         if field.name in parts:
             for inner in dataclasses.fields(parts[field.name]):
                 yield f"{field.name}.{inner.name}"
-        elif field.name != "name":
+        elif field.name not in ("name", "paper", "settings"):
             yield field.name
 
 

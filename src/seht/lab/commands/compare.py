@@ -19,7 +19,7 @@ the table and the page. What is done is skipped: killed and started again, the s
 COMPARE_EPILOG = """\
 examples:
   seht compare digits
-  seht compare cifar10-low --methods 'weight-decay,sam,seht-h(curvature=ggn)' --seeds 3
+  seht compare cifar10-low --methods 'weight-decay,sam,seht-h(curvature=ggn,weight=1e-3)' --seeds 3
   seht compare digits --methods 'weight-decay,seht-h(weight=1e-3|1e-2|1e-1)' --grid
   seht compare --preset table1 --small
   seht compare --preset table1 --engine ray --address auto --resources-per-trial cpus=2,gpus=0.5

@@ -35,12 +35,14 @@ def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Rec
     return recipes.override(recipe, given | dict(_settings(arguments)))
 
 
-_INTERNAL = frozenset({"command", "recipe", "rest", "run", "extras"})
+_INTERNAL = frozenset({"argv", "command", "extras", "recipe", "rest", "run", "version"})
 
 
 def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """``--settings.seht-d.weight 0.1`` and ``--settings.seht-d.weight=0.1``."""
     from seht.estimators import unknown
+    from seht.lab.methods import METHODS
+    from seht.lab.methods.parse import options
 
     words = iter(arguments.rest)
     for word in words:
@@ -49,12 +51,19 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
             if not name.startswith("-"):
                 raise ValueError(f"{word!r} is one argument too many; see seht COMMAND --help")
             own = [key for key in vars(arguments) if ":" not in key and key not in _INTERNAL]
-            known = [f"--{option.replace('_', '-')}" for option in [*own, *field_names()]]
+            known = [f"--{option.replace('_', '-')}" for option in own]
+            known += [f"--{field}" for field in [*field_names(), "settings.METHOD.OPTION"]]
             raise ValueError(unknown("option", name, known))
         if not equals:
             value = next(words, "")
         if not value:
             raise ValueError(f"{name} needs a value")
+        # Here: a setting of a method that does not run would never be looked at.
+        method, dot, option = name.removeprefix("--settings.").rpartition(".")
+        if dot and method not in METHODS:
+            raise ValueError(unknown("method", method, METHODS))
+        if dot and option not in options(method):
+            raise ValueError(f"{method}: {unknown('option', option, options(method))}")
         yield name.removeprefix("--"), value
 
 

@@ -143,11 +143,10 @@ class Weights:
 
     def _move(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> None:
         for name in names:
-            w = self._weights[name]
-            torch.mul(
-                sigma[name], torch.as_tensor(step, dtype=w.dtype, device=w.device), out=w.data
-            )
-            w.data.add_(self._saved[name])
+            w = self._weights[name].data
+            e = torch.as_tensor(step, dtype=w.dtype, device=w.device)
+            w.copy_(sigma[name])
+            torch.addcmul(self._saved[name], w, e, out=w)
 
 
 def step_size(size: Tensor, length: Tensor, kappa: float) -> Tensor:

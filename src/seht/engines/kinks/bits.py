@@ -27,33 +27,44 @@ def pack(mask: Tensor) -> tuple[Tensor, torch.Size, tuple[int, ...]] | None:
     return (eights * _GATHER >> 56).to(torch.uint8), mask.shape, mask.stride()
 
 
-def unpack(packed: tuple[Tensor, torch.Size, tuple[int, ...]]) -> Tensor:
-    """The mask again, as numbers 0 and 1."""
+def unpack(packed: tuple[Tensor, torch.Size, tuple[int, ...]], dtype: torch.dtype) -> Tensor:
+    """The mask again, as numbers 0 and 1 of the type that they are to be multiplied with."""
     bits, shape, stride = packed
-    eights = _table(str(bits.device)).index_select(0, bits.int())
-    return eights.view(torch.int8).as_strided(shape, stride)
+    eights = _table(str(bits.device), dtype).index_select(0, bits.int())
+    return eights.as_strided(shape, stride)
+
+
+class Masked(torch.autograd.Function):
+    """x times the mask, of which autograd keeps the bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Any, in_place: bool) -> Tensor:
+        """Keep what is positive at the centre."""
+        ctx.packed = packed
+        mask = unpack(packed, x.dtype)
+        if not in_place:
+            return torch.mul(x, mask, out=mask)
+        ctx.mark_dirty(x)
+        return x.mul_(mask)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The same of the gradient."""
+        return Masked.apply(grad, ctx.packed, False), None, None
 
 
 def masked(x: Tensor, packed: Any, *, in_place: bool) -> Tensor:
     """x times the mask, of which autograd keeps the bits."""
-    mask = unpack(packed)
-
-    def keep(tensor: Tensor) -> Any:
-        return packed if tensor.dtype is torch.int8 else tensor
-
-    def give(kept: Any) -> Tensor:
-        return unpack(kept) if isinstance(kept, tuple) else kept
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, give):
-        return x.mul_(mask) if in_place else x * mask
+    out: Tensor = Masked.apply(x, packed, in_place)
+    return out
 
 
 @cache
-def _table(device: str) -> Tensor:
+def _table(device: str, dtype: torch.dtype) -> Tensor:
     # Row b holds the eight entries that the bits of byte b stand for, the first in the highest bit
-    # or the lowest: whichever the machine's order of bytes made of them above.
+    # or the lowest: whichever the machine's order of bytes made of them in `pack`.
     bytes_, places = torch.arange(256, device="cpu").unsqueeze(1), torch.arange(8, device="cpu")
-    eights = (bytes_ >> places & 1).to(torch.int8).view(torch.int64).squeeze(1)
+    eights = (bytes_ >> places & 1).to(torch.int8)
     table = torch.empty_like(eights)
-    table[(eights * _GATHER >> 56).to(torch.uint8).long()] = eights
-    return table.to(device)
+    table[(eights.view(torch.int64).squeeze(1) * _GATHER >> 56).to(torch.uint8).long()] = eights
+    return table.to(device, dtype)

@@ -42,7 +42,7 @@ def gauss_newton(
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())
     total: Gradient = []
-    cotangents = [torch.zeros_like(part) for part in z]
+    cotangents: list[Tensor] = []
     seen: list[Tensor] = []
     for sigma in task.probes(frugal=lean):
         e = passes.weights.step(sigma, kappa)
@@ -51,7 +51,8 @@ def gauss_newton(
         found, part, pulls = _probe(passes, sigma, e, curvature, z, two_sided)
         value = value + scale * found.value
         total = add(total, part if scale == 1 else times(part, scale))
-        cotangents = [c + scale * p for c, p in zip(cotangents, pulls, strict=True)]
+        pulls = pulls if scale == 1 else [scale * p for p in pulls]
+        cotangents = [c + p for c, p in zip(cotangents, pulls, strict=False)] or pulls
     trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
     whole = None
     if lean:

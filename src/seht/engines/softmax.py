@@ -10,11 +10,13 @@ With :math:`p = \mathrm{softmax}(z)`, a direction d in the logits of one example
 
 The general way (``curved.py``) differentiates the loss three times, which costs more than the
 network where the logits are many: a language model's. This form needs a handful of passes over
-them. It is used where the graph between loss and logits is exactly that of ``F.cross_entropy``.
+them, a few rows at a time, which the processor keeps at hand meanwhile. It is used where the graph
+between loss and logits is exactly that of ``F.cross_entropy``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ _SAME_ORDER = frozenset(
 )
 """What ``reshape`` leaves in the graph: the same numbers in the same order."""
 _MEAN, _SUM = 1, 2
+_AT_HAND = 1 << 18
+"""Logits of one stretch of rows: a megabyte, which a cache holds."""
 
 
 class SoftmaxCurvature:
@@ -34,11 +38,11 @@ class SoftmaxCurvature:
 
     def __init__(self, outputs: list[Tensor], place: int, nll: Any, log_softmax: Any) -> None:
         self._outputs, self._place = outputs, place
-        self._p = log_softmax._saved_result.detach().exp()
+        self._log_p = log_softmax._saved_result.detach()
         target = nll._saved_target.unsqueeze(1)
         kept = target != _signed(nll._saved_ignore_index)
         self._target = target.where(kept, 0)  # what is ignored need not be a class
-        self._share = kept.to(self._p.dtype)
+        self._share = kept.to(self._log_p.dtype)
         if nll._saved_reduction == _MEAN:
             self._share = self._share / nll._saved_total_weight
 
@@ -71,27 +75,43 @@ class SoftmaxCurvature:
     def slopes(self) -> list[Tensor]:
         """dL/dz."""
         ones = torch.ones_like(self._share)
-        return self._spread(self._p.scatter_add(1, self._target, -ones).mul_(self._share))
+        return self._spread(
+            self._log_p.exp().scatter_add_(1, self._target, -ones).mul_(self._share)
+        )
 
     def product(self, direction: list[Tensor]) -> list[Tensor]:
         """H d."""
-        d = direction[self._place].reshape(self._p.shape)
-        return self._spread((d - _rows(self._p, d)).mul_(self._p).mul_(self._share))
+        found = torch.empty_like(self._log_p)
+        for rows in self._stretches():
+            p, d, share = self._taken(rows, direction)
+            torch.mul(p, d - _rows(p, d), out=found[rows]).mul_(share)
+        return self._spread(found)
 
     def along(self, direction: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """d^T H d, H d, and the derivative of the first in the outputs."""
-        p = self._p
-        d = direction[self._place].reshape(p.shape)
-        centred = d - _rows(p, d)
-        product = p * centred
-        variance = _rows(product, centred)
-        value = (variance * self._share).sum()
-        third = centred.mul_(product).addcmul_(p, variance, value=-1)
-        return (
-            value,
-            self._spread(product.mul_(self._share)),
-            self._spread(third.mul_(self._share)),
-        )
+        product, third = torch.empty_like(self._log_p), torch.empty_like(self._log_p)
+        values = []
+        for rows in self._stretches():
+            p, d, share = self._taken(rows, direction)
+            centred = d - _rows(p, d)
+            own = torch.mul(p, centred, out=product[rows])
+            variance = _rows(own, centred)
+            values.append((variance * share).sum())
+            torch.mul(centred, own, out=third[rows]).addcmul_(p, variance, value=-1).mul_(share)
+            own.mul_(share)
+        value = torch.stack(values).sum() if values else self._share.sum()
+        return value, self._spread(product), self._spread(third)
+
+    def _stretches(self) -> Iterator[slice]:
+        """Rows that fit into a cache; all of them where there is none to be kind to."""
+        count, width = self._log_p.shape
+        step = max(1, _AT_HAND // max(1, width)) if self._log_p.device.type == "cpu" else count
+        for start in range(0, count, max(1, step)):
+            yield slice(start, start + step)
+
+    def _taken(self, rows: slice, direction: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        d = direction[self._place].reshape(self._log_p.shape)
+        return self._log_p[rows].exp(), d[rows], self._share[rows]
 
     def _spread(self, part: Tensor) -> list[Tensor]:
         parts = [torch.zeros_like(z) for z in self._outputs if z is not self._outputs[self._place]]
@@ -111,5 +131,5 @@ def _is_edge_of(z: Tensor, node: Any, port: int) -> bool:
 
 
 def _rows(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of the rows, as a column, without a product of the size of the rows."""
-    return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).squeeze(2)
+    """The inner products of the rows, as a column."""
+    return (a * b).sum(1, keepdim=True)

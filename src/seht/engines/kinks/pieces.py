@@ -14,31 +14,46 @@ from seht.engines.kinks.rules import KinkError, Rule, first, write_back
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
 
-_OUTPUT, _MASK, _BITS = range(3)
+_OUTPUT, _MASK, _BITS, _TRACED = range(4)
 """What is kept of it: its output, which the graph holds anyway, or which entries are positive."""
 
 
 def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     x = first(args, kwargs)
     y = func(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        return y, (y is x, _TRACED, _laid_out((y.detach() > 0).to(y.dtype)), None)
     if y is x or mode.compact:
         mask = y.detach() > 0
         bits = pack(mask) if mode.compact else None
         if bits is not None:
             return y, (y is x, _BITS, bits, None)
         return y, (y is x, _MASK, mask.view(torch.int8), None)
-    # A compiler cannot trace version counters, and needs no such check: it has no in-place writes.
-    version = None if torch.compiler.is_compiling() else y._version
-    return y, (False, _OUTPUT, y.detach(), version)
+    return y, (False, _OUTPUT, y.detach(), y._version)
+
+
+def _is_image(kept: Tensor) -> bool:
+    return kept.dim() == 4 and kept.device.type == "cpu"
+
+
+def _laid_out(kept: Tensor) -> Tensor:
+    """What leaves compiled code keeps the layout of uncompiled code, but the compiler computes
+    images on a CPU with the channels last: so they leave with the channels last, too, and as
+    numbers, as bytes are read one by one there. Else a compiled replay takes thrice as long.
+    """
+    return kept.permute(0, 2, 3, 1).contiguous() if _is_image(kept) else kept
 
 
 def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, (in_place, form, kept, version) = first(args, kwargs), decision
+    if form == _TRACED:
+        kept = kept.permute(0, 3, 1, 2) if _is_image(kept) else kept
+        return x.mul_(kept) if in_place else x * kept
     if form == _BITS:
         return masked(x, kept, in_place=in_place)
     if form == _MASK:
         return x.mul_(kept) if in_place else x * kept
-    if version is not None and kept._version != version:
+    if kept._version != version:
         raise KinkError(
             "the output of relu was overwritten in place after it was computed, which autograd "
             "refuses too; use an out-of-place operation there"

@@ -38,12 +38,12 @@ GOALS: list[tuple[str, str, str, float]] = [
 BOUNDS: dict[tuple[str, str, str], str] = {
     ("resnet18", "hessian/lean", "ratio"): (
         "three passes; beside each of the two perturbed ones the signs are drawn again, met with "
-        "the gradient, the weights moved and restored, and the gradient added to the sum: passes "
-        "over as many numbers as there are weights, 11 million."
+        "the gradient, the weights moved and restored, the gradient added to the sum, and masks "
+        "made of their bits. In a profile that was some 110 ms, of 625 of a plain step."
     ),
     ("resnet18", "hessian/scalar", "compiled"): (
         "decisions leave and enter compiled code as tensors of their own, which the plain step's "
-        "graph does not have; how much of the time that is was not measured."
+        "graph does not have: in a profile 35 ms for each perturbed pass, of 630 of a plain step."
     ),
     ("resnet18", "hessian/five", "ratio"): (
         "eleven passes; beside each of the ten perturbed ones a probe is drawn and met with the "
@@ -51,19 +51,20 @@ BOUNDS: dict[tuple[str, str, str], str] = {
     ),
     ("gpt", "hessian/scalar", "ratio"): (
         "three passes in many small calls, each seen by the mode, and the weights moved, restored "
-        "and summed up; the shares were not measured."
+        "and summed up: 6 ms in a profile, of 74 of a plain step."
     ),
     ("gpt", "ggn/scalar", "ratio"): (
-        "many small calls, as for tr(H), and cross-entropy's curvature along the probe besides; "
-        "the shares were not measured."
+        "many small calls, as for tr(H), and cross-entropy's curvature along the probe besides: "
+        "5 ms in a profile, of 58 of a plain step."
     ),
     ("lstm", "hessian/scalar", "ratio"): (
-        "three passes, and beside them those over 3.5 million weights (moved, restored, summed up "
-        "and handed out); the shares were not measured."
+        "three passes, and beside them those over 3.5 million weights (moved, restored, met with "
+        "the signs, summed up and handed out): 14 ms in a profile, of 77 of a plain step."
     ),
     ("lstm", "ggn/scalar", "ratio"): (
         "the logits are as many numbers as the weights (3.5 million), and cross-entropy's "
-        "curvature along the probe is several passes over them."
+        "curvature along the probe is several passes over them: 20 ms in a profile with those "
+        "over the weights, of 84 of a plain step."
     ),
 }
 """What stands in the way where a target is missed."""

@@ -23,7 +23,8 @@ from seht.engines.persample.memory import Memory, layouts
 from seht.engines.persample.signs import Signs
 from seht.engines.persample.tracking import Tracker
 from seht.engines.precision import Casts, Precision
-from seht.engines.replay import Prefix, Recorder
+from seht.engines.prefix import Prefix
+from seht.engines.recorder import Recorder
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness
 from seht.hooks import hooks_of

@@ -5,7 +5,8 @@
 - ``difference.py``: the fast way; ``ggn.py``: the Gauss-Newton trace, with the loss's own curvature
   (``curved.py``, ``softmax.py``) in the network's outputs (``boundary.py``).
 - ``centre.py``: its first pass, which is recorded; ``passes.py``: the others, which replay it
-  (``mode.py``, ``recorder.py``, ``replay.py``, ``prefix.py``), by the rules in ``kinks/``; ``steps.py``: how far.
+  (``mode.py``, ``recorder.py``, ``replay.py``, ``prefix.py``), by the rules in ``kinks/``;
+  ``steps.py``: how far.
 - ``persample/``: a probe for every example (SEHT-S).
 - ``graphfree.py``: the value alone, for measuring; ``free.py``: another penalty, kinks and all.
 - Everything is given back as it was: ``state.py``, ``buffers.py``; and the closure must repeat

@@ -9,8 +9,8 @@ With :math:`w_\pm = w \pm e\sigma`,
 
 both with an error of order :math:`e^2`: three plain steps, and nothing but first derivatives,
 which every operator has right. The centre pass records each decision and the perturbed passes
-replay it (``recorder.py``, ``replay.py``, ``kinks/``); without that the difference of a ReLU network
-is another object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
+replay it (``recorder.py``, ``replay.py``, ``kinks/``); without that the difference of a ReLU
+network is another object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
 
 Two forms. *Scalar*: the centre's graph waits for the user's ``backward()``. *Lean*: every pass is
 differentiated at once and one graph lives at a time.

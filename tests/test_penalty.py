@@ -162,7 +162,8 @@ def test_limit_scales_the_penalty_by_a_detached_factor(engine):
     got = flat_gradient(total, model)
     loss, trace = seht.loss_and_trace(model, closure, seed=held.last.seed, engine=engine)
     expected = flat_gradient(loss + factor * trace, model)
-    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10)
+    # The last digit of the factor, on parts that are 1 / e^2 times as large as their sum.
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-7)
 
 
 @every_engine

@@ -153,7 +153,8 @@ def train(
             loss_of(twin, batch)()  # moves the statistics
         assert_close(gradients(model), want)
         if buffers:
-            assert_close(dict(model.named_buffers()), dict(twin.named_buffers()), 1e-9)
+            # Of weights that a step of the other's rounding, divided by e^2, has moved.
+            assert_close(dict(model.named_buffers()), dict(twin.named_buffers()), 1e-7)
         for name, p in twin.named_parameters():
             p.grad = want[name]
         for optimizer in optimizers:

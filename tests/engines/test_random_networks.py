@@ -159,7 +159,7 @@ def agree(spec: Spec, **options) -> None:
     # own, a gradient that is next to nothing a larger one. With the sharpest, where truncation ends
     # rounding has begun.
     best = distances(1e-4)
-    tries = [(distances, kappa) for kappa in (1e-5, 1e-6, 1e-3)]
+    tries = [(distances, kappa) for kappa in (1e-5, 1e-6, 1e-3, 3e-4)]
     for attempt, kappa in [*tries, *((extrapolated, kappa) for kappa in (1e-5, 2e-6, 5e-5))]:
         if max(best) >= 1:
             best = tuple(map(min, best, attempt(kappa)))

@@ -75,6 +75,11 @@ class Boundary:
             return found
         return [z for place, z in enumerate(found) if place in self._kept]
 
+    @property
+    def origins(self) -> list[Tensor]:
+        """The same as the network itself put it out, before it was copied."""
+        return [origin for _, origin in self._origins.values()]
+
     def restrict(self, loss: Tensor) -> None:
         """Leave out outputs that the loss does not depend on, now and in the passes to come: they
         served something else, and their graph may be gone.

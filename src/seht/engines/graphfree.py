@@ -8,6 +8,9 @@ for each probe s, and :math:`z'^T H_{out} z'` with :math:`z' \approx (z(w + es) 
 Gauss-Newton trace. What autograd would save on the way is dropped, so that a pass needs what plain
 evaluation needs, plus the recorded decisions (one bit for each ReLU).
 
+Where the outputs are affine in each weight alone, the two traces are one (:mod:`.affine`), and the
+cheaper of the two is taken for it.
+
 One backward pass gives the trace of every weight at once (``per_layer``): scale the direction of
 weight l by :math:`a_l = 1`; then :math:`\frac12 dt / da_l` has the expectation
 :math:`\mathrm{tr}(H_{ll})`. That needs a graph, and with it a training step's memory.
@@ -15,6 +18,7 @@ weight l by :math:`a_l = 1`; then :math:`\frac12 dt / da_l` has the expectation
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
+from seht.engines.affine import Affine, NotAffine
 from seht.engines.base import Closure, Directions, Task, refuse_scripted
 from seht.engines.curved import Curvature
 from seht.engines.dropping import dropping
@@ -32,7 +37,7 @@ from seht.engines.graph import leaves_of
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
-from seht.engines.state import uninterrupted
+from seht.engines.state import RandomState, uninterrupted
 from seht.engines.tf32 import unshortened
 from seht.estimators import Estimator, SehtS
 
@@ -60,6 +65,8 @@ class Replicates:
     """Weights that the loss does not depend on."""
     n: int | None
     """The number of examples, where each had a probe of its own."""
+    affine: bool = False
+    """Whether the trace of the Hessian was had as that of the Gauss-Newton matrix, its equal."""
 
 
 def replicates(
@@ -73,7 +80,7 @@ def replicates(
     curvature: str = "hessian",
     boundary: str | None = None,
     per_layer: bool = False,
-    kappa: float | None = None,
+    stretch: float = 1.0,
     memory: Memory | None = None,
 ) -> Replicates:
     """Estimate the trace of the closure's loss with ``probes`` independent probes.
@@ -81,9 +88,10 @@ def replicates(
     With the default estimator, :class:`seht.SehtS`, every example has a probe of its own, and the
     part that examples share is drawn anew for each replicate. Raises
     :class:`seht.ExampleError` where the examples meet before the loss; ``estimator=seht.SehtH()``
-    takes one probe for all instead. Give one ``memory`` to all calls for a model: it keeps what
-    was found out about the closure. Weights, buffers and gradients are left as they were, the
-    global random state where one run of the closure leaves it.
+    takes one probe for all instead. The step is ``stretch`` times the usual one. Give one
+    ``memory`` to all calls for a model: it keeps what was found out about the closure. Weights,
+    buffers and gradients are left as they were, the global random state where one run of the
+    closure leaves it.
     """
     chosen = draw.choose(model, params)
     task = Task(
@@ -101,14 +109,40 @@ def replicates(
     )
     refuse_scripted(model, "difference")
     refuse_parallel(model)
+    memory = memory or Memory()
     with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
-        if per_layer:
-            return _with_layers(task, kappa, memory)
-        with dropping() as saved:
-            passes = Passes(task, lean=True, memory=memory, dropped=saved)
-            if curvature == "ggn":
-                return _gauss_newton(passes, kappa)
-            return _hessian(passes, kappa)
+        if curvature == "hessian" and task.per_sample and memory.affine is not False:
+            found = _affinely(task, per_layer, stretch, memory)
+            memory.affine = found is not None
+            if found is not None:
+                return found
+        return _measured(task, per_layer, stretch, memory)
+
+
+def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates | None:
+    """By the Gauss-Newton matrix, where it has the same trace; None where it has not."""
+    watch = Affine(task.weights.values())
+    other = dataclasses.replace(task, curvature="ggn", closure=watch.first(task.closure))
+    random = RandomState(task.model.parameters())
+    start = random.read()
+    try:
+        found = _measured(other, per_layer, stretch, memory, watch)
+    except (NotAffine, RuntimeError, TypeError, ValueError):  # it may still do without G
+        random.begin(start)
+        return None
+    return dataclasses.replace(found, affine=True)
+
+
+def _measured(
+    task: Task, per_layer: bool, stretch: float, memory: Memory, watch: Affine | None = None
+) -> Replicates:
+    if per_layer:
+        return _with_layers(task, stretch, memory, watch)
+    with dropping() as saved:
+        passes = Passes(task, lean=True, memory=memory, dropped=saved)
+        if task.curvature == "ggn":
+            return _gauss_newton(passes, stretch, watch)
+        return _hessian(passes, stretch)
 
 
 class _Times:
@@ -124,14 +158,14 @@ class _Times:
         return getattr(self._estimator, name)
 
 
-def _step(passes: Passes, sigma: Directions, kappa: float | None) -> Tensor:
+def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
     dtype = next(iter(passes.used.values())).dtype
     curvature = passes.task.curvature
-    if kappa is None and (curvature, dtype) not in KAPPA:
+    if (curvature, dtype) not in KAPPA:
         raise TypeError(
             f"measuring needs float32 or float64 weights, not {dtype}; call model.float() first"
         )
-    return passes.weights.step(sigma, kappa or KAPPA[curvature, dtype])
+    return passes.weights.step(sigma, stretch * KAPPA[curvature, dtype])
 
 
 def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None) -> Replicates:
@@ -139,14 +173,14 @@ def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None
     return Replicates(loss, tuple(traces), layers or {}, passes.shared, passes.unused, n)
 
 
-def _hessian(passes: Passes, kappa: float | None) -> Replicates:
+def _hessian(passes: Passes, stretch: float) -> Replicates:
     loss = passes.loss.detach().double()
     passes.forget()
     if not passes.used:
         return _answer(passes, float(loss), [0.0] * passes.task.estimator.probes)
     traces = []
     for sigma in passes.task.probes():
-        e = _step(passes, sigma, kappa)
+        e = _step(passes, sigma, stretch)
         sides = [passes.value(sigma, side) for side in (e, -e)]
         traces.append((sides[0] + sides[1] - 2 * loss) / e**2)
     return _answer(passes, float(loss), _numbers(traces))
@@ -157,25 +191,29 @@ def _numbers(values: list[Tensor]) -> list[float]:
 
 
 @contextmanager
-def _outputs(passes: Passes) -> Iterator[tuple[list[Tensor], Curvature]]:
+def _outputs(passes: Passes, watch: Affine | None) -> Iterator[tuple[list[Tensor], Curvature]]:
     """The centre's outputs and the loss's curvature in them."""
     assert passes.boundary is not None
+    if watch is not None and not watch.holds(passes.boundary.origins):
+        raise NotAffine
     z = list(passes.boundary.outputs)
     curvature = Curvature(passes.loss, z)
     passes.boundary.check(curvature.curved)
     behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
+    if watch is not None and passes.tied:
+        raise NotAffine
     yield z, curvature
 
 
-def _gauss_newton(passes: Passes, kappa: float | None) -> Replicates:
+def _gauss_newton(passes: Passes, stretch: float, watch: Affine | None) -> Replicates:
     loss = float(passes.loss.detach())
     if not passes.used:
         return _answer(passes, loss, [0.0] * passes.task.estimator.probes)
     traces = []
-    with _outputs(passes) as (z, curvature):
+    with _outputs(passes, watch) as (z, curvature):
         for sigma in passes.task.probes():
-            e = _step(passes, sigma, kappa)
+            e = _step(passes, sigma, stretch)
             with passes.at(sigma, e):
                 above = [a.detach() for a in passes.boundary.outputs]  # type: ignore[union-attr]
                 direction = [
@@ -188,7 +226,7 @@ def _gauss_newton(passes: Passes, kappa: float | None) -> Replicates:
     return _answer(passes, loss, _numbers(traces))
 
 
-def _with_layers(task: Task, kappa: float | None, memory: Memory | None) -> Replicates:
+def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | None) -> Replicates:
     passes = Passes(task, lean=task.curvature == "hessian", memory=memory)
     loss = float(passes.loss.detach())
     traces: list[float] = []
@@ -196,16 +234,16 @@ def _with_layers(task: Task, kappa: float | None, memory: Memory | None) -> Repl
     if passes.used and task.curvature == "hessian":
         passes.forget()
         for sigma in task.probes():
-            e = _step(passes, sigma, kappa)
+            e = _step(passes, sigma, stretch)
             sides = []
             for side in (e, -e):
                 sides.append(passes.gradient(sigma, side, []))
             for name in layers:
                 layers[name].append(float((sides[0][name] - sides[1][name]) / (2 * e)))
     elif passes.used:
-        with _outputs(passes) as (z, curvature):
+        with _outputs(passes, watch) as (z, curvature):
             for sigma in task.probes():
-                e = _step(passes, sigma, kappa)
+                e = _step(passes, sigma, stretch)
                 with passes.at(sigma, e, track=True):
                     above = list(passes.boundary.outputs)  # type: ignore[union-attr]
                     direction = [

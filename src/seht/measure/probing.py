@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.buffers import BorrowedBuffers
-from seht.engines.graphfree import KAPPA, replicates
+from seht.engines.graphfree import replicates
 from seht.engines.persample.errors import ExampleError
 from seht.engines.persample.memory import Memory
 from seht.estimators import SehtH, SehtS
@@ -41,6 +41,8 @@ class Part:
     unused: tuple[str, ...]
     shared: tuple[str, ...]
     """Tensors that had one direction for all examples."""
+    affine: bool
+    """Whether the Hessian's trace was had as that of the Gauss-Newton matrix."""
 
 
 class Probing:
@@ -93,9 +95,8 @@ class Probing:
         The error grows like e^2 (one-sided, for the Gauss-Newton trace, like e, and vanishes in the
         mean): three times that of the smaller step lies between the two.
         """
-        kappa = KAPPA[self.problem.curvature, self.problem.weights[0].dtype]
         value = float(near.values[0, 0])
-        far = float(self._ask(self._estimator, batch, 1, seed, 2 * kappa).values[0, 0])
+        far = float(self._ask(self._estimator, batch, 1, seed, 2.0).values[0, 0])
         return abs(far - value) / 3 / abs(value) if value else None
 
     def _takes_wide(self, batch: Any) -> bool:
@@ -127,7 +128,7 @@ class Probing:
         batch: Any,
         probes: int,
         seed: int,
-        kappa: float | None = None,
+        stretch: float = 1.0,
     ) -> Part:
         problem = self.problem
         found = replicates(
@@ -140,7 +141,7 @@ class Probing:
             curvature=problem.curvature,
             boundary=problem.boundary,
             per_layer=self.per_layer,
-            kappa=kappa,
+            stretch=stretch,
             memory=self._memory,
         )
         if len(found.unused) == len(problem.chosen.tensors):
@@ -153,7 +154,7 @@ class Probing:
             nothing = (0.0,) * probes
             columns += [found.layers.get(name, nothing) for name in problem.chosen.tensors]
         values = torch.tensor(columns, dtype=torch.float64).T
-        return Part(values, found.loss, found.n, found.unused, found.shared)
+        return Part(values, found.loss, found.n, found.unused, found.shared, found.affine)
 
 
 _WIDEST = 1 << 22

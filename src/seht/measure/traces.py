@@ -213,6 +213,11 @@ class _Run:
                 f"one direction for all examples in {', '.join(self.first.shared)}: there is no "
                 "per-sample form of how they are used"
             )
+        if self.first.affine:
+            notes.append(
+                "the outputs are affine in each weight alone, so that tr(H) = tr(G), which is "
+                "cheaper to measure"
+            )
         if self.first.unused:
             notes.append(f"the loss does not use {', '.join(self.first.unused)}: counted as 0")
         if reached is False:

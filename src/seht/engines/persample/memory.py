@@ -41,6 +41,8 @@ class Memory:
 
     layout: Layout | None = None
     answers: dict[Any, list[Tag | None]] = field(default_factory=dict)
+    affine: bool | None = None
+    """Whether the outputs are affine in each weight alone; ``None`` before it was tried."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles ask anew."""

@@ -15,19 +15,33 @@ ROWS, COLUMNS = 11, 12
 
 
 def directions(
-    tensors: dict[str, Tensor], n: int, seed: int, shared: frozenset[str] = frozenset()
+    tensors: dict[str, Tensor],
+    n: int,
+    seed: int,
+    shared: frozenset[str] = frozenset(),
+    block: int = 8,
 ) -> dict[str, Tensor]:
     """The probe of each example, (n, *shape), from the seed."""
     found = {}
     for index, (name, w) in enumerate(tensors.items()):
         own = probes.entry_seed(seed, 0, index)
-        s = probes.rademacher(w.shape, own).to(w.dtype).expand(n, *w.shape)
+        s = probes.rademacher(w.shape, own).to(w.dtype)
+        if name not in shared:
+            for dim in range(2 if w.dim() > 1 else 0):
+                s = s.index_select(dim, torch.arange(w.shape[dim]) % period(w.shape[dim], block))
+        s = s.expand(n, *w.shape)
         if name not in shared:
             for dim, tag in zip(range(min(w.dim(), 2)), (ROWS, COLUMNS), strict=False):
                 signs = probes.rademacher(torch.Size((n, w.shape[dim])), probes.mix(own, tag))
                 s = s * signs.view(n, *(-1 if d == dim else 1 for d in range(w.dim())))
         found[name] = s
     return found
+
+
+def period(size: int, block: int) -> int:
+    """After how many rows or columns the part that examples share begins anew."""
+    divisors = [d for d in range(1, block + 1) if size % d == 0]
+    return divisors[-1] if divisors[-1] > min(size, block) / 2 else size
 
 
 def _parts(model: nn.Module, problem, x: Tensor, y: Tensor, s: dict[str, Tensor], e: Tensor):

@@ -14,6 +14,7 @@ from persample_cases import PROBLEMS, N, loss_fn
 import seht
 from seht import probes
 from seht.engines.graphfree import replicates
+from seht.engines.persample import layers, products, signs
 
 SEED = 3
 every = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -57,9 +58,9 @@ def distance(a, b):
     return over / max(1e-12, math.sqrt(sum(float(y.pow(2).sum()) for y in b)))
 
 
-def signs_of(problem, model, record):
+def signs_of(problem, model, record, **options):
     tensors = probes.choose(model, problem.params).tensors
-    return reference.directions(tensors, N, record.seed, problem.shared)
+    return reference.directions(tensors, N, record.seed, problem.shared, **options)
 
 
 @every
@@ -81,6 +82,54 @@ def test_gauss_newton(problem):
     trace, gradient = reference.gauss_newton(model, problem, x, y, s, loss_fn)
     assert record.trace == pytest.approx(float(trace), rel=1e-5)
     assert distance(got, gradient) < 1e-5
+
+
+@every
+def test_folded(problem, monkeypatch):
+    """Blocks of two rows and columns: of these small layers the library's own are the whole."""
+    monkeypatch.setattr(signs, "_BLOCK", 2)
+    model, x, y, got, record = penalised(problem)
+    s = signs_of(problem, model, record, block=2)
+    trace, gradient = reference.hessian(model, problem, x, y, s, loss_fn)
+    assert record.trace == pytest.approx(float(trace), rel=1e-5)
+    assert distance(got, gradient) < 1e-5
+    exact = float(seht.exact_trace(model, closure_of(model, x, y), params=problem.params))
+    closure = closure_of(model, x, y)
+    found = torch.tensor(replicates(model, closure, params=problem.params, probes=60).traces)
+    error = float(found.std()) / math.sqrt(len(found))
+    assert abs(float(found.mean()) - exact) < 4 * error + 1e-6 * abs(exact)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_folding_changes_no_number(stride, per_layer, monkeypatch):
+    """The block's product and that with the whole S are one, with and without a graph."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.Tanh(),
+        torch.nn.Conv2d(16, 24, 3, stride=stride), torch.nn.Tanh(),
+        torch.nn.Flatten(), torch.nn.LazyLinear(20), torch.nn.Tanh(), torch.nn.Linear(20, 12),
+    )  # fmt: skip
+    x = torch.randn(N, 3, 6, 6)
+    model(x)
+    model.double()
+
+    def closure():
+        return model(x.double()).square().sum(1).mean()
+
+    folded, fold = [], [True]
+
+    def second(op, shared, block, into, out):
+        found = products.second(op, shared, block, into, out)
+        folded.append(isinstance(found, products.Folded))
+        return found if fold[0] else products.Signed(op, shared, into, out)
+
+    monkeypatch.setattr(layers, "second", second)
+    traces = []
+    for fold[0] in (True, False):
+        traces.append(replicates(model, closure, per_layer=per_layer).traces)
+    assert folded.count(True) >= len(folded) / 2
+    assert traces[0] == pytest.approx(traces[1], rel=1e-6)
 
 
 @one_of_each_kind

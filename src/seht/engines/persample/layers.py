@@ -30,7 +30,13 @@ from seht.engines.kinks.rules import Rule
 from seht.engines.persample import recurrent
 from seht.engines.persample.axes import Axis, Broken
 from seht.engines.persample.norm_layers import Norm, batch_norm, norm
-from seht.engines.persample.signs import Convolution, Linear, Perturbed, frugal_product
+from seht.engines.persample.products import (
+    Convolution,
+    Linear,
+    Perturbed,
+    frugal_product,
+    second,
+)
 from seht.engines.persample.uses import Use, live, slot_of
 from seht.engines.persample.weights import Part
 
@@ -91,18 +97,21 @@ def _product(form: Product) -> Rule:
         else:
             part, factors = weight
             w, shared = bound.weight, signs.shared(part)
+            block = None if part.path else signs.block(part.name)
             if bound.turned:
                 w, shared = w.t(), shared.t()
+                block = None if block is None else block.t()
             groups = getattr(bound.op, "groups", 1)
             times = [groups if form.grouped == d else 1 for d in (form.into, form.out)]
             into = signs.placed(part, factors, form.into, axis, x, form.channel, times[0])
             out = signs.placed(part, factors, form.out, axis, x, form.channel, times[1])
             step = signs.steps[part.name]
             out = signs.stepped(part.name, id(out), out)
+            signed = second(bound.op, shared, block, into, out)
             if signs.frugal and axis.dim == 0:
-                y = frugal_product(bound.op, x, w, bound.bias, shared, into, out)
+                y = frugal_product(bound.op, x, w, bound.bias, signed)
             else:
-                y = Perturbed.apply(bound.op, x, w, bound.bias, shared, into, out, step)
+                y = Perturbed.apply(bound.op, x, w, bound.bias, signed, step)
         if bias is not None:
             part, factors = bias
             placed = signs.placed(part, factors, 0, axis, y, form.channel)

@@ -6,6 +6,11 @@ each example (the flipout device, arXiv 1803.04386). Each :math:`s_n` is Rademac
 :math:`W + e s_n` costs one product more:
 
 .. math:: (W + e\,s_n) x = W x + e\, r_n \circ (S (q_n \circ x)) .
+
+That product may be a small one. S need not be drawn entry by entry, as r and q make entries of
+different rows and columns independent in any case: it is one block of at most eight rows and eight
+columns, repeated over the weight. Then S x is the block times the sum of the pieces of x, and the
+examples' own directions cost next to nothing beside one direction for all.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seht import probes as draw
@@ -22,6 +26,15 @@ from seht.engines.persample.axes import Axis
 from seht.engines.persample.weights import Part
 
 _ROWS, _COLUMNS = 11, 12
+_BLOCK = 8
+"""Rows and columns of the block that S repeats. One of a single entry would vary more: every four
+entries at the corners of a rectangle would have the product 1."""
+
+
+def _block(size: int) -> int:
+    """The largest part of at most eight that goes into it; all of it where there is none."""
+    found = max(d for d in range(1, _BLOCK + 1) if size % d == 0)
+    return found if 2 * found > min(size, _BLOCK) else size
 
 
 class Factors(NamedTuple):
@@ -98,9 +111,25 @@ class Signs:
 
     def shared(self, part: Part) -> Tensor:
         """S, seen as the weight is."""
-        w = self._weights[part.name]
-        whole = self._cached(("shared", part.name), lambda: self._probe[part.name].to(w.dtype))
-        return part.of(whole)
+        w, block = self._weights[part.name], self.block(part.name)
+
+        def make() -> Tensor:
+            return block.repeat(*(n // m for n, m in zip(w.shape, block.shape, strict=True)))
+
+        return part.of(self._cached(("shared", part.name), make))
+
+    def block(self, name: str) -> Tensor:
+        """What S is made of, over and over."""
+        w = self._weights[name]
+        sizes = [_block(n) for n in w.shape[:2]] if w.dim() > 1 else []
+
+        def make() -> Tensor:
+            whole = self._probe[name]
+            for dim, size in enumerate(sizes):
+                whole = whole.narrow(dim, 0, size)
+            return whole.to(w.dtype).contiguous()
+
+        return self._cached(("block", name), make)
 
     def matrix(self, part: Part, factors: Factors, dim: int) -> Tensor | None:
         """The signs over a dimension of the view, (n, size); None where they are all one."""
@@ -154,94 +183,3 @@ class Signs:
                 shape = [self.n, *(-1 if d == dim else 1 for d in range(rank))]
                 direction = direction * signs.view(shape)
         return direction
-
-
-class Linear(NamedTuple):
-    """x W^T + b."""
-
-    def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        """The product."""
-        return F.linear(x, w, b)
-
-    def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: list[bool]) -> list[Any]:
-        """The gradients in x, W and b that are wanted."""
-        rows = g.reshape(-1, g.shape[-1])
-        return [
-            g @ w if wanted[0] else None,
-            rows.t() @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
-            rows.sum(0) if wanted[2] else None,
-        ]
-
-
-class Convolution(NamedTuple):
-    """Any convolution, transposed ones included."""
-
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    transposed: bool
-    output_padding: list[int]
-    groups: int
-
-    def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        """The convolution."""
-        return torch.convolution(x, w, b, *self)
-
-    def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: list[bool]) -> list[Any]:
-        """The gradients in x, W and b that are wanted."""
-        out = w.shape[1] * self.groups if self.transposed else w.shape[0]
-        return list(torch.ops.aten.convolution_backward(g, x, w, [out], *self, wanted))
-
-
-class Perturbed(torch.autograd.Function):
-    """The product at W + e S r q^T, with the gradients in x, W, b and e.
-
-    By hand, because autograd would keep the signed input as well, and because the gradient in e
-    comes for one inner product: <g, r S(q x)> = <q S^T(r g), x>.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, op: Any, x: Tensor, w: Tensor, b: Tensor | None, shared: Tensor,
-        into: Tensor, out: Tensor, e: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """Two products; ``out`` has the step in it."""
-        y: Tensor = op.forward(x, w, b)
-        y.add_(op.forward(x * into, shared, None).mul_(out))
-        ctx.op, ctx.bias = op, b is not None
-        ctx.save_for_backward(x, w, shared, into, out, e)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        """Three products as ever, and one more."""
-        x, w, shared, into, out, e = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        wanted = [needs[1], needs[2], ctx.bias and needs[3]]
-        gx, gw, gb = ctx.op.backward(g, x, w, wanted)
-        ge = None
-        if needs[1] or needs[7]:
-            (more, _, _) = ctx.op.backward(g * out, x, shared, [True, False, False])
-            more.mul_(into)
-            if needs[7]:
-                ge = torch.dot(more.reshape(-1), x.reshape(-1)) / e
-            if needs[1]:
-                gx.add_(more)
-        return None, gx, gw, gb, None, None, None, ge
-
-
-def frugal_product(
-    op: Any, x: Tensor, w: Tensor, b: Tensor | None, shared: Tensor, into: Tensor, out: Tensor
-) -> Tensor:
-    """The same value without gradients, the second product in pieces."""
-    y: Tensor = op.forward(x, w, b)
-    count = len(x)
-    piece = max(1, -(-count // 8))
-
-    def cut(t: Tensor, start: int) -> Tensor:
-        return t[start : start + piece] if t.shape[0] == count else t
-
-    for start in range(0, count, piece):
-        rows = x[start : start + piece] * cut(into, start)
-        y[start : start + piece].add_(op.forward(rows, shared, None).mul_(cut(out, start)))
-    return y

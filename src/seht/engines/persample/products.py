@@ -1,0 +1,176 @@
+r"""Linear maps and convolutions at a direction for each example: W x + e r (S (q x)).
+
+Where S repeats a block, the second product is one of the block alone (``Folded``): the pieces of
+q x are added up, and every piece of the output has the same values before r takes its turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear(NamedTuple):
+    """x W^T + b."""
+
+    @property
+    def channel(self) -> int:
+        """The dimension that meets the weight."""
+        return -1
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """The product."""
+        return F.linear(x, w, b)
+
+    def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: list[bool]) -> list[Any]:
+        """The gradients in x, W and b that are wanted."""
+        rows = g.reshape(-1, g.shape[-1])
+        return [
+            g @ w if wanted[0] else None,
+            rows.t() @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
+            rows.sum(0) if wanted[2] else None,
+        ]
+
+
+class Convolution(NamedTuple):
+    """Any convolution, transposed ones included."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+    @property
+    def channel(self) -> int:
+        """The dimension that meets the weight."""
+        return 1
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """The convolution."""
+        return torch.convolution(x, w, b, *self)
+
+    def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: list[bool]) -> list[Any]:
+        """The gradients in x, W and b that are wanted."""
+        out = w.shape[1] * self.groups if self.transposed else w.shape[0]
+        return list(torch.ops.aten.convolution_backward(g, x, w, [out], *self, wanted))
+
+
+class Signed(NamedTuple):
+    """The second product, out * S(into * x), with S as it is."""
+
+    op: Any
+    shared: Tensor
+    into: Tensor
+    out: Tensor
+    """With the step in it."""
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Add it to the first one."""
+        y.add_(self.op.forward(x * self.into, self.shared, None).mul_(self.out))
+
+    def back(self, g: Tensor, x: Tensor) -> Tensor:
+        """Its gradient in x."""
+        (more, _, _) = self.op.backward(g * self.out, x, self.shared, [True, False, False])
+        found: Tensor = more.mul_(self.into)
+        return found
+
+    def rows(self, start: int, stop: int, count: int) -> Signed:
+        """For some of the examples."""
+        return self._replace(
+            into=_cut(self.into, start, stop, count), out=_cut(self.out, start, stop, count)
+        )
+
+
+class Folded(Signed):
+    """The same with a block that S repeats in the place of S."""
+
+    __slots__ = ()
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Add it to the first one."""
+        rows, columns = self.shared.shape[:2]
+        small = self.op.forward(self._fold(x * self.into, columns), self.shared, None)
+        at = self._place(y)
+        self._pieces(y, rows).addcmul_(small.unsqueeze(at), self._pieces(self.out, rows))
+
+    def back(self, g: Tensor, x: Tensor) -> Tensor:
+        """Its gradient in x."""
+        rows, columns = self.shared.shape[:2]
+        small = self._fold(g * self.out, rows)
+        like = x.narrow(self.op.channel, 0, columns)  # for its shape
+        (more, _, _) = self.op.backward(small, like, self.shared, [True, False, False])
+        at = self._place(x)
+        return (more.unsqueeze(at) * self._pieces(self.into, columns)).flatten(at, at + 1)
+
+    def _place(self, t: Tensor) -> int:
+        return int(self.op.channel) % t.dim()
+
+    def _pieces(self, t: Tensor, size: int) -> Tensor:
+        at = self._place(t)
+        return t.unflatten(at, (t.shape[at] // size, size))
+
+    def _fold(self, t: Tensor, size: int) -> Tensor:
+        return self._pieces(t, size).sum(self._place(t))
+
+
+def second(op: Any, shared: Tensor, block: Tensor | None, into: Tensor, out: Tensor) -> Signed:
+    """The form of the second product that fits; ``block`` is what the weight's S repeats."""
+    plain = isinstance(op, Linear) or (op.groups == 1 and not op.transposed)
+    if block is None or not plain or block.shape == shared.shape:
+        return Signed(op, shared, into, out)
+    return Folded(op, block, into, out)
+
+
+class Perturbed(torch.autograd.Function):
+    """The product at W + e S r q^T, with the gradients in x, W, b and e.
+
+    By hand, because autograd would keep the signed input as well, and because the gradient in e
+    comes for one inner product: <g, r S(q x)> = <q S^T(r g), x>.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, op: Any, x: Tensor, w: Tensor, b: Tensor | None, signed: Signed, e: Tensor
+    ) -> Tensor:
+        """Two products."""
+        y: Tensor = op.forward(x, w, b)
+        signed.add_to(y, x)
+        ctx.op, ctx.bias, ctx.signed = op, b is not None, signed
+        ctx.save_for_backward(x, w, e)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        """Three products as ever, and one more."""
+        x, w, e = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        wanted = [needs[1], needs[2], ctx.bias and needs[3]]
+        gx, gw, gb = ctx.op.backward(g, x, w, wanted)
+        ge = None
+        if needs[1] or needs[5]:
+            more = ctx.signed.back(g, x)
+            if needs[5]:
+                ge = torch.dot(more.reshape(-1), x.reshape(-1)) / e
+            if needs[1]:
+                gx.add_(more)
+        return None, gx, gw, gb, None, ge
+
+
+def frugal_product(op: Any, x: Tensor, w: Tensor, b: Tensor | None, signed: Signed) -> Tensor:
+    """The same value without gradients, the second product in pieces."""
+    y: Tensor = op.forward(x, w, b)
+    count = len(x)
+    piece = max(1, -(-count // 8))
+    for start in range(0, count, piece):
+        stop = start + piece
+        signed.rows(start, stop, count).add_to(y[start:stop], x[start:stop])
+    return y
+
+
+def _cut(t: Tensor, start: int, stop: int, count: int) -> Tensor:
+    return t[start:stop] if t.shape[0] == count else t

@@ -145,7 +145,7 @@ def _penalties(curvature: str) -> list[Row]:
         )
     )
     if "seht-s" in ESTIMATORS:
-        limit = 3.0 if short else 5.0
+        limit = 2.0 if short else 3.0
         rows.append(row("s", "SEHT-S, 1 probe", estimator="seht-s", limit=limit))
     return rows
 

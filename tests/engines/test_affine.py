@@ -323,14 +323,40 @@ def test_trying_costs_no_random_numbers():
     assert after[0] == after[1]
 
 
-def test_an_error_of_the_users_stays_what_it_was():
-    model = between(lambda m, h: h.relu())
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("error", [KeyError, RuntimeError])
+def test_an_error_of_the_users_stays_what_it_was(at, error):
+    """Also one that would not come a second time."""
+    model, calls = between(lambda m, h: h.relu()), []
 
     def closure():
-        raise KeyError("mine")
+        calls.append(1)
+        if len(calls) == at:
+            raise error("mine")
+        return cross_entropy(model(X))
 
-    with pytest.raises(KeyError, match="mine"):
+    before = Snapshot(model)
+    with pytest.raises(error, match="mine"):
         replicates(model, closure)
+    before.assert_same(Snapshot(model))
+
+
+def test_examples_along_another_axis():
+    """They are found in the second run only; that one counts."""
+
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(3, 4), nn.Linear(4, 3)
+
+        def forward(self, x):  # (time, batch, width)
+            return self.outer(self.inner(x).relu().mean(0))
+
+    torch.manual_seed(0)
+    model, x = TimeFirst().double(), torch.randn(2, N, 3).double()
+    found = replicates(model, lambda: cross_entropy(model(x)), probes=1)
+    assert found.affine
+    assert found.n == N
 
 
 def test_the_result_says_so():

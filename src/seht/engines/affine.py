@@ -47,23 +47,31 @@ class Affine(TorchFunctionMode):
         self._tags: dict[int, tuple[weakref.ref[Tensor], int, Depends]] = {}
         self._lost = False
         """Somebody may write where no version counter sees it."""
+        self._asked = False
+        self.raised: BaseException | None = None
+        """What came out of the closure itself."""
 
-    def first(self, closure: Closure) -> Closure:
-        """The closure, followed in its first run only: the others are replays of it."""
-        ran = False
+    def around(self, closure: Closure) -> Closure:
+        """The closure, followed in each run up to the question whether it :meth:`holds`: there may
+        be several until the examples are found. The runs after it are replays.
+        """
 
         def watched() -> Any:
-            nonlocal ran
-            if ran:
+            try:
+                if not self._asked:
+                    self._tags, self._lost = {}, False
+                    with self:
+                        return closure()
                 return closure()
-            ran = True
-            with self:
-                return closure()
+            except BaseException as error:
+                self.raised = error
+                raise
 
         return watched
 
     def holds(self, outputs: Sequence[Tensor]) -> bool:
         """Whether each of these is affine in every probed tensor."""
+        self._asked = True
         return bool(outputs) and not self._lost and None not in map(self._of, outputs)
 
     def __torch_function__(

@@ -36,6 +36,7 @@ from seht.engines.dropping import dropping
 from seht.engines.graph import leaves_of
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
+from seht.engines.persample.errors import ExampleError
 from seht.engines.persample.memory import Memory
 from seht.engines.state import RandomState, uninterrupted
 from seht.engines.tf32 import unshortened
@@ -122,13 +123,15 @@ def replicates(
 def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates | None:
     """By the Gauss-Newton matrix, where it has the same trace; None where it has not."""
     watch = Affine(task.weights.values())
-    other = dataclasses.replace(task, curvature="ggn", closure=watch.first(task.closure))
+    other = dataclasses.replace(task, curvature="ggn", closure=watch.around(task.closure))
     random = RandomState(task.model.parameters())
     start = random.read()
     try:
         found = _measured(other, per_layer, stretch, memory, watch)
-    except (NotAffine, RuntimeError, TypeError, ValueError):  # it may still do without G
-        random.begin(start)
+    except (NotAffine, RuntimeError, TypeError, ValueError) as error:
+        if error is watch.raised or isinstance(error, ExampleError):
+            raise
+        random.begin(start)  # it may still do without G
         return None
     return dataclasses.replace(found, affine=True)
 

@@ -88,6 +88,7 @@ def test_gauss_newton(problem):
 def test_folded(problem, monkeypatch):
     """Blocks of two rows and columns: of these small layers the library's own are the whole."""
     monkeypatch.setattr(signs, "_BLOCK", 2)
+    monkeypatch.setattr(products, "_WORTH", 0)
     model, x, y, got, record = penalised(problem)
     s = signs_of(problem, model, record, block=2)
     trace, gradient = reference.hessian(model, problem, x, y, s, loss_fn)
@@ -119,12 +120,13 @@ def test_folding_changes_no_number(stride, per_layer, monkeypatch):
 
     folded, fold = [], [True]
 
-    def second(op, shared, block, into, out):
-        found = products.second(op, shared, block, into, out)
+    def second(op, x, shared, block, into, out):
+        found = products.second(op, x, shared, block, into, out)
         folded.append(isinstance(found, products.Folded))
         return found if fold[0] else products.Signed(op, shared, into, out)
 
     monkeypatch.setattr(layers, "second", second)
+    monkeypatch.setattr(products, "_WORTH", 0)
     traces = []
     for fold[0] in (True, False):
         traces.append(replicates(model, closure, per_layer=per_layer).traces)

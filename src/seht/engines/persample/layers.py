@@ -107,7 +107,7 @@ def _product(form: Product) -> Rule:
             out = signs.placed(part, factors, form.out, axis, x, form.channel, times[1])
             step = signs.steps[part.name]
             out = signs.stepped(part.name, id(out), out)
-            signed = second(bound.op, shared, block, into, out)
+            signed = second(bound.op, x, shared, block, into, out)
             if signs.frugal and axis.dim == 0:
                 y = frugal_product(bound.op, x, w, bound.bias, signed)
             else:

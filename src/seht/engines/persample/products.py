@@ -118,10 +118,16 @@ class Folded(Signed):
         return self._pieces(t, size).sum(self._place(t))
 
 
-def second(op: Any, shared: Tensor, block: Tensor | None, into: Tensor, out: Tensor) -> Signed:
+_WORTH = 1 << 17
+"""Of fewer numbers the sums cost more time than the smaller product saves."""
+
+
+def second(
+    op: Any, x: Tensor, shared: Tensor, block: Tensor | None, into: Tensor, out: Tensor
+) -> Signed:
     """The form of the second product that fits; ``block`` is what the weight's S repeats."""
     plain = isinstance(op, Linear) or (op.groups == 1 and not op.transposed)
-    if block is None or not plain or block.shape == shared.shape:
+    if block is None or not plain or block.shape == shared.shape or x.numel() < _WORTH:
         return Signed(op, shared, into, out)
     return Folded(op, block, into, out)
 

@@ -90,6 +90,8 @@ class Affine(TorchFunctionMode):
         given = [self._of(tensor) for tensor in every_tensor((args, kwargs))]
         if all(tag == NOTHING for tag in given):
             return NOTHING
+        if func in _GRADIENTS:  # of outputs that are cut off from the network, for G
+            raise NotAffine
         if func == _DATA:  # a new object each time
             self._lost = True
         rule = _RULES.get(func)
@@ -146,6 +148,7 @@ def _embedding(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -
 
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(MOVEMENT, _sum),
     **dict.fromkeys(

@@ -129,7 +129,8 @@ def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Re
     try:
         found = _measured(other, per_layer, stretch, memory, watch)
     except (NotAffine, RuntimeError, TypeError, ValueError) as error:
-        if error is watch.raised or isinstance(error, ExampleError):
+        mine = isinstance(error, NotAffine)
+        if isinstance(error, ExampleError) or (error is watch.raised and not mine):
             raise
         random.begin(start)  # it may still do without G
         return None

@@ -105,8 +105,6 @@ def modules():
 def test_the_two_traces_are_one(name):
     model = between(AFFINE[name], **modules())
     assert taken(model, X)
-    torch.manual_seed(3)  # one mask for dropout
-    exact = seht.exact_trace(model, lambda: cross_entropy(model(X)), params="*.weight")
     if name == "dropout":
         return  # the oracle below cannot hold the mask
     known = [n for n, p in model.named_parameters() if p.dim() > 1]

@@ -120,10 +120,10 @@ def test_folding_changes_no_number(stride, per_layer, monkeypatch):
 
     folded, fold = [], [True]
 
-    def second(op, x, shared, block, into, out):
-        found = products.second(op, x, shared, block, into, out)
+    def second(op, x, block, whole, into, out):
+        found = products.second(op, x, block, whole, into, out)
         folded.append(isinstance(found, products.Folded))
-        return found if fold[0] else products.Signed(op, shared, into, out)
+        return found if fold[0] else products.Signed(op, whole(), into, out)
 
     monkeypatch.setattr(layers, "second", second)
     monkeypatch.setattr(products, "_WORTH", 0)

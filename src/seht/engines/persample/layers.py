@@ -96,18 +96,21 @@ def _product(form: Product) -> Rule:
             y = func(*args, **kwargs)
         else:
             part, factors = weight
-            w, shared = bound.weight, signs.shared(part)
+            w = bound.weight.t() if bound.turned else bound.weight
+
+            def whole(part: Part = part) -> Tensor:
+                return signs.shared(part).t() if bound.turned else signs.shared(part)
+
             block = None if part.path else signs.block(part.name)
-            if bound.turned:
-                w, shared = w.t(), shared.t()
-                block = None if block is None else block.t()
+            if block is not None and bound.turned:
+                block = block.t()
             groups = getattr(bound.op, "groups", 1)
             times = [groups if form.grouped == d else 1 for d in (form.into, form.out)]
             into = signs.placed(part, factors, form.into, axis, x, form.channel, times[0])
             out = signs.placed(part, factors, form.out, axis, x, form.channel, times[1])
             step = signs.steps[part.name]
             out = signs.stepped(part.name, id(out), out)
-            signed = second(bound.op, x, shared, block, into, out)
+            signed = second(bound.op, x, block, whole, into, out)
             if signs.frugal and axis.dim == 0:
                 y = frugal_product(bound.op, x, w, bound.bias, signed)
             else:

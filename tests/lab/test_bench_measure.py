@@ -42,6 +42,8 @@ def test_the_report(tiny, tmp_path, capsys):
     error = math.hypot(ours["stderr"], nested["stderr"])
     assert abs(ours["estimate"] - nested["estimate"]) < 5 * error
     assert ours["stderr"] <= 0.21 * abs(ours["estimate"])
+    reached = ours["stderr"] / abs(ours["estimate"])
+    assert nested["equal"] == pytest.approx(nested["ratio"] * (0.2 / reached) ** 2)
     assert found["memory"] > 0
 
 

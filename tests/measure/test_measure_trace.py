@@ -1,6 +1,7 @@
 """The trace over a data set: right, with an honest error, whatever the data looks like."""
 
 import copy
+import gc
 import math
 import re
 from pathlib import Path
@@ -250,3 +251,27 @@ def test_one_large_batch_is_cut():
     seen = []
     result = measure.trace(model, loss_fn, batch, progress=seen.append)
     assert seen[-1].done == 3 and result.samples == 300  # 128, 128, 44
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+def test_nothing_stays_in_memory(curvature, per_layer):
+    """A result that autograd saves with its own node is a circle that no collector sees."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 37))
+    batch = (torch.randn(6, 4), torch.arange(6))
+
+    def outputs():
+        gc.collect()
+        tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+        return sum(tensor.shape == (6, 37) for tensor in tensors)
+
+    assert outputs() == 0
+    for _ in range(2):
+        measure.trace(
+            model,
+            lambda m, b: F.cross_entropy(m(b[0]), b[1]),
+            batch,
+            curvature=curvature,
+            per_layer=per_layer,
+        )
+    assert outputs() == 0

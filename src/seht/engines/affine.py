@@ -11,7 +11,7 @@ have no mean-zero share :math:`s_l^T H_{lm} s_m` of the second term in them.
 
 The centre pass is followed from call to call. Each tensor has the set of probed tensors that it
 depends on, and it is affine in each; a sum joins such sets, a product may, if they have nothing in
-common. Any function that is not in the table ends it: not knowing is never wrong, only slower.
+common. Any other function ends it at once: not knowing is never wrong, only slower.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from seht.engines.persample.axis_table import MOVEMENT
 Depends: TypeAlias = frozenset[int] | None
 """The identities of the tensors it is affine in, of all it depends on; None where it is not."""
 NOTHING: frozenset[int] = frozenset()
+_ENDS = frozenset((-1,))
+"""No longer affine, by this very call."""
 
 
 class NotAffine(Exception):
@@ -81,7 +83,11 @@ class Affine(TorchFunctionMode):
         kwargs = kwargs or {}
         found = self._result(func, args, kwargs)  # before the call: it may write into its arguments
         out = func(*args, **kwargs)
+        ends, found = found is _ENDS, None if found is _ENDS else found
         for tensor in every_tensor(out):
+            if ends and tensor.requires_grad and not torch.compiler.is_compiling():
+                self._lost = True  # the closure may catch it
+                raise NotAffine  # now rather than at the end of a pass for nothing
             if found != NOTHING or tensor.requires_grad:
                 self._tags[id(tensor)] = (weakref.ref(tensor), tensor._version, found)
         return out
@@ -94,11 +100,12 @@ class Affine(TorchFunctionMode):
             raise NotAffine
         if func == _DATA:  # a new object each time
             self._lost = True
-        rule = _RULES.get(func)
         known = [tag for tag in given if tag is not None]
-        if rule is None or len(known) < len(given):
+        if len(known) < len(given):
             return None
-        return rule(known, args, kwargs)
+        rule = _RULES.get(func)
+        found = None if rule is None else rule(known, args, kwargs)
+        return _ENDS if found is None else found
 
     def _of(self, tensor: Tensor) -> Depends:
         if not (tensor.is_floating_point() or tensor.is_complex()):

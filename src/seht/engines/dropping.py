@@ -24,7 +24,7 @@ def dropping() -> Iterator[Dropped]:
     state = Dropped()
 
     def pack(tensor: Tensor) -> Tensor | None:
-        return None if state.on else tensor
+        return None if state.on else _apart(tensor)
 
     def unpack(tensor: Tensor | None) -> Tensor:
         if tensor is None:
@@ -45,9 +45,17 @@ def kept_graph() -> Iterator[None]:
         with torch.enable_grad():
             yield
     else:
-        same = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+        same = torch.autograd.graph.saved_tensors_hooks(_apart, _itself)
         with torch.enable_grad(), same:
             yield
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The tensor without its history, which autograd gives back itself: a result that is saved
+    with it would hold the node that holds the result, and neither would ever go.
+    """
+    with torch._C.DisableTorchFunction():  # no operation of the model
+        return tensor.detach()
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def machine(threads: int) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.system() + " " + platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,

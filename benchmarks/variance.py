@@ -24,28 +24,29 @@ from seht.lab.data.images import pictures
 from seht.lab.models import resnet18
 
 WANTED = 5.0
+TRAIN = Size(0, 0, 0).batch
 ROWS = ("hessian/scalar", "hessian/s", "ggn/scalar", "ggn/s")
 
 
 def trained(width, epochs, batch):
-    """The network after some epochs of Adam, on the first batch of one more."""
+    """The network after some epochs of Adam, in batches of 128, on one more batch."""
     torch.manual_seed(0)
     data = pictures("cifar10", None)
     mean, std = (torch.tensor(part).view(-1, 1, 1) for part in (data.mean, data.std))
     model = resnet18(width=width, norm="group").train()
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    def batches():
-        for part in torch.randperm(len(data.x)).split(batch):
+    def batches(size):
+        for part in torch.randperm(len(data.x)).split(size):
             yield (data.x[part].float() / data.white - mean) / std, data.y[part]
 
     for _ in range(epochs):
-        for x, y in batches():
+        for x, y in batches(TRAIN):
             adam.zero_grad()
             criterion(model(x), y).backward()
             adam.step()
     model.zero_grad()
-    return Problem(model, *next(batches()), axis=0)
+    return Problem(model, *next(batches(batch)), axis=0)
 
 
 def failed(key, error):
@@ -56,7 +57,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=Size(0, 0, 0).batch)
+    parser.add_argument("--batch", type=int, default=TRAIN)
     parser.add_argument("--draws", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

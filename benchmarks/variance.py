@@ -2,17 +2,18 @@
 
     python benchmarks/variance.py --width 8 --epochs 2 --draws 150 --threads 2
 
-ResNet-18 with GroupNorm after two epochs of CIFAR-10 (looked for in SEHT_DATA and the cache), one
-batch of 128 images. The variance is that of the penalty's gradient over its probes, relative to
-its squared mean; the time that of a step, in turns with plain ones. What counts is the product of
-the two: a fifth of the variance at twice the time is worth 2.5 probes. Wanted of SEHT-S: at most a
-fifth of SEHT-H's.
+A network after two epochs of CIFAR-10 (looked for in SEHT_DATA and the cache), one batch of 128
+images: ResNet-18 with GroupNorm, or, with --model conv, three convolutions and a linear layer. The
+variance is that of the penalty's gradient over its probes, relative to its squared mean; the time
+that of a step, in turns with plain ones. What counts is the product of the two: a fifth of the
+variance at twice the time is worth 2.5 probes. Wanted of SEHT-S: at most a fifth of SEHT-H's.
 """
 
 import argparse
 import warnings
 
 import torch
+from torch import nn
 
 from seht.guards import PenaltyWarning
 from seht.lab.bench.accuracy import draw_moments
@@ -28,12 +29,33 @@ TRAIN = Size(0, 0, 0).batch
 ROWS = ("hessian/scalar", "hessian/s", "ggn/scalar", "ggn/s")
 
 
-def trained(width, epochs, batch):
+def convolutions(width):
+    """Three convolutions without any norm, and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(2 * width, 2 * width, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(8 * width, 10),
+    )
+
+
+MODELS = {
+    "resnet18": ("ResNet-18 with GroupNorm", lambda width: resnet18(width=width, norm="group")),
+    "conv": ("three convolutions and a linear layer", convolutions),
+}
+
+
+def trained(make, width, epochs, batch):
     """The network after some epochs of Adam, in batches of 128, on one more batch."""
     torch.manual_seed(0)
     data = pictures("cifar10", None)
     mean, std = (torch.tensor(part).view(-1, 1, 1) for part in (data.mean, data.std))
-    model = resnet18(width=width, norm="group").train()
+    model = make(width).train()
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def batches(size):
@@ -55,6 +77,7 @@ def failed(key, error):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="resnet18")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=TRAIN)
@@ -65,7 +88,8 @@ def main():
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore", PenaltyWarning)  # of weights that no training would use
 
-    problem = trained(options.width, options.epochs, options.batch)
+    title, make = MODELS[options.model]
+    problem = trained(make, options.width, options.epochs, options.batch)
     rows = {row.key: row for row in table() if row.key in ROWS}
     times, _ = time_rows(
         problem,
@@ -77,7 +101,7 @@ def main():
         failed=failed,
     )
     print(
-        f"ResNet-18 with GroupNorm, width {options.width}, CIFAR-10, {options.epochs} epochs "
+        f"{title}, width {options.width}, CIFAR-10, {options.epochs} epochs "
         f"(loss {problem.closure().item():.2f}), batch {options.batch}, {options.draws} draws, "
         f"{options.threads} threads, torch {torch.__version__}\n"
     )

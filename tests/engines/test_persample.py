@@ -134,6 +134,22 @@ def test_folding_changes_no_number(stride, per_layer, monkeypatch):
     assert traces[0] == pytest.approx(traces[1], rel=1e-6)
 
 
+@pytest.mark.parametrize("channels", [(3, 8), (8, 5), (17, 4), (4, 17)])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_gradient_in_the_input_alone(rank, channels):
+    into, out = channels
+    x = torch.randn(2, into, *([7] * rank), dtype=torch.float64)
+    w = torch.randn(out, into, *([3] * rank), dtype=torch.float64)
+    for stride, padding, dilation in [(1, 1, 1), (1, 0, 2), (1, 3, 1), (2, 1, 1), (1, 4, 2)]:
+        settings = [[value] * rank for value in (stride, padding, dilation)]
+        op = products.Convolution(*settings, False, [0] * rank, 1)
+        leaf = x.clone().requires_grad_()
+        y = op.forward(leaf, w, None)
+        g = torch.randn_like(y)
+        (wanted,) = torch.autograd.grad(y, leaf, g)
+        torch.testing.assert_close(op.back(g, x, w), wanted)
+
+
 @one_of_each_kind
 @pytest.mark.parametrize("curvature", ["hessian", "ggn"])
 def test_lean(problem, curvature):

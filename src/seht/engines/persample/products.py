@@ -30,10 +30,19 @@ class Linear(NamedTuple):
         """The gradients in x, W and b that are wanted."""
         rows = g.reshape(-1, g.shape[-1])
         return [
-            g @ w if wanted[0] else None,
+            self.back(g, x, w) if wanted[0] else None,
             rows.t() @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
             rows.sum(0) if wanted[2] else None,
         ]
+
+    def back(self, g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """The gradient in x alone."""
+        return g @ w
+
+
+_FEW = 16
+"""With fewer channels a CPU is faster by a convolution with the kernel turned: 5 ms in place of 16
+for 128 examples, 8 channels, 32 x 32."""
 
 
 class Convolution(NamedTuple):
@@ -60,6 +69,18 @@ class Convolution(NamedTuple):
         out = w.shape[1] * self.groups if self.transposed else w.shape[0]
         return list(torch.ops.aten.convolution_backward(g, x, w, [out], *self, wanted))
 
+    def back(self, g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """The gradient in x alone."""
+        sizes = zip(self.padding, self.dilation, w.shape[2:], strict=True)
+        padding = [d * (k - 1) - p for p, d, k in sizes]
+        plain = not self.transposed and self.groups == 1 and set(self.stride) == {1}
+        few = g.device.type == "cpu" and max(w.shape[:2]) < _FEW
+        if not (plain and few) or min(padding) < 0:
+            (found, _, _) = self.backward(g, x, w, [True, False, False])
+            return found
+        turned = w.transpose(0, 1).flip(*range(2, w.dim())).contiguous()
+        return self._replace(padding=padding).forward(g, turned, None)
+
 
 class Signed(NamedTuple):
     """The second product, out * S(into * x), with S as it is."""
@@ -76,8 +97,7 @@ class Signed(NamedTuple):
 
     def back(self, g: Tensor, x: Tensor) -> Tensor:
         """Its gradient in x."""
-        (more, _, _) = self.op.backward(g * self.out, x, self.shared, [True, False, False])
-        found: Tensor = more.mul_(self.into)
+        found: Tensor = self.op.back(g * self.out, x, self.shared).mul_(self.into)
         return found
 
     def rows(self, start: int, stop: int, count: int) -> Signed:
@@ -104,7 +124,7 @@ class Folded(Signed):
         rows, columns = self.shared.shape[:2]
         small = self._fold(g * self.out, rows)
         like = x.narrow(self.op.channel, 0, columns)  # for its shape
-        (more, _, _) = self.op.backward(small, like, self.shared, [True, False, False])
+        more = self.op.back(small, like, self.shared)
         at = self._place(x)
         return (more.unsqueeze(at) * self._pieces(self.into, columns)).flatten(at, at + 1)
 
@@ -116,7 +136,8 @@ class Folded(Signed):
         return t.unflatten(at, (t.shape[at] // size, size))
 
     def _fold(self, t: Tensor, size: int) -> Tensor:
-        return self._pieces(t, size).sum(self._place(t))
+        at = self._place(t)
+        return t if t.shape[at] == size else self._pieces(t, size).sum(at)
 
 
 _WORTH = 1 << 17

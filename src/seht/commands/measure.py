@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from seht import extras
 from seht.commands.targets import UsageError, call_target, find_target
 
 MEASURE = """\
@@ -79,7 +80,7 @@ def add_measure(commands: Any) -> None:
     out = parser.add_argument_group("output")
     out.add_argument("--json", metavar="FILE", help="every figure as JSON; - for standard output")
     out.add_argument("--html", metavar="FILE", help="a self-contained page")
-    parser.set_defaults(run=run_measure)
+    parser.set_defaults(run=run_measure, extra="measure")
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
@@ -107,7 +108,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
             html_file=arguments.html,
         )
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        line = None
+        if isinstance(error, ImportError):
+            line = extras.advice(error, "seht measure", "measure")
+        raise UsageError(line or " ".join(str(error).split())) from error
     return 0
 
 

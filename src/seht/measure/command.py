@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import seht
+from seht.extras import need
 from seht.measure import page
 from seht.measure.data import is_batch
-from seht.measure.extra import need
 from seht.measure.survey import Findings, Plan, Subject, survey
 from seht.measure.table import terminal
 from seht.measure.tracker import iter_once
@@ -67,7 +67,9 @@ def run(
         if file not in (None, "-") and not Path(str(file)).absolute().parent.is_dir():
             raise ValueError(f"cannot write {file!r}: there is no such directory")
     if html_file is not None:
-        need("jinja2", "matplotlib")
+        need("measure", "the page", "jinja2", "matplotlib")
+    if "eigenvalues" in plan.parts:
+        need("measure", "eigenvalues", "scipy")  # now, not after the first model's gradient
     bar = sys.stderr.isatty()
     found = [survey(one, plan, progress=bar) for one in subjects]
     if json_file is not None:

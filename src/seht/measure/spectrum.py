@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from seht import probes as draw
 from seht.estimators import unknown
+from seht.extras import need
 from seht.measure.data import check_count
-from seht.measure.extra import need
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends
 from seht.measure.problem import LossFn, measuring
@@ -115,7 +115,7 @@ def eigenvalues(
     if solver not in SOLVERS:
         raise ValueError(unknown("solver", solver, SOLVERS))
     if solver == "arpack":
-        need("scipy")
+        need("measure", "eigenvalues", "scipy")
     reporter = Reporter(progress, "eigenvalues")
     with measuring(
         model, loss_fn, data, params=params, curvature=curvature, boundary=boundary,

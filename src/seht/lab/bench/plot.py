@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from seht.extras import need
 from seht.lab.bench.results import CaseResult, RowResult
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ _NAMES = {
 
 def require() -> type[Figure]:
     """Matplotlib's ``Figure``, or an error that says where to get it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(
-            "a plot needs matplotlib, which comes with the extra lab: pip install 'seht[lab]'"
-        ) from error
+    need("lab", "a plot", "matplotlib")
+    from matplotlib.figure import Figure
+
     return Figure
 
 

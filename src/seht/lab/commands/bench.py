@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.targets import UsageError
+from seht.extras import need
 
 BENCH = """\
 Time, peak memory, error and variance of every estimator and engine beside a plain training step and
@@ -52,7 +53,7 @@ def add_bench(commands: Any) -> None:
         help="a file of an earlier --json: its models go into the report and are not measured "
         "again (may be repeated)",
     )
-    parser.set_defaults(run=run_bench)
+    parser.set_defaults(run=run_bench, extra="lab")
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
@@ -82,6 +83,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 
 def _bench_measure(arguments: argparse.Namespace) -> int:
+    need("lab", "seht bench measure")
     from seht.lab.bench.measuring.command import Command
 
     for option in ("plot", "join"):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
 from seht.lab.commands.reading import read
 from seht.lab.commands.rows import rows_of
@@ -68,12 +69,13 @@ def add_compare(commands: Any) -> None:
     )
     parser.add_argument("--no-cost", action="store_true", help="do not time the steps")
     add_shared(parser, "runs/RECIPE")
-    parser.set_defaults(run=run_compare)
+    parser.set_defaults(run=run_compare, extra="lab")
 
 
 @told
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, print the table and say where the page is."""
+    need("lab", "seht compare")
     from seht.lab import report
     from seht.lab.compare import Comparison, compare
     from seht.lab.ranks import under_torchrun

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.targets import UsageError
+from seht.extras import need
 
 REPORT = """\
 Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
@@ -22,11 +23,12 @@ def add_report(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
-    parser.set_defaults(run=run_report)
+    parser.set_defaults(run=run_report, extra="lab")
 
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Write the files, print the table and where the page is."""
+    need("lab", "seht report", "jinja2", "matplotlib", "rich", "scipy")
     from seht.lab import report
 
     try:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
 from seht.lab.commands.reading import chosen_recipe, method_of, read
 from seht.lab.commands.told import told
@@ -40,12 +41,13 @@ def add_train(commands: Any) -> None:
         help="processes that share every batch (DDP), one for each device (default: 1)",
     )
     add_shared(parser, "runs/train/RECIPE/METHOD/seed-N")
-    parser.set_defaults(run=run_train)
+    parser.set_defaults(run=run_train, extra="lab")
 
 
 @told
 def run_train(arguments: argparse.Namespace) -> int:
     """Train, and say where the results are."""
+    need("lab", "seht train")
     from seht.lab import progress
     from seht.lab.ranks import leads
     from seht.lab.records import RunError

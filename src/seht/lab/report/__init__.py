@@ -40,8 +40,10 @@ def show(directory: str | Path) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console.width = 120
-    console.print(table.terminal(rows, console.width))
-    console.print(words.brief(rows), soft_wrap=True)
+    with console.capture() as text:  # its own answer to a reader that has left is exit code 1
+        console.print(table.terminal(rows, console.width))
+        console.print(words.brief(rows), soft_wrap=True)
+    print(text.get(), end="")
 
 
 def _replace(file: Path, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""The command in a process in which packages cannot be imported, as where they are not installed."""
+"""The command in a process that does not find some packages, as where they are not installed."""
 
 import os
 import subprocess

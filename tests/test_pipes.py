@@ -1,4 +1,4 @@
-"""A reader that leaves, a disk that is full: no traceback, and nothing at the end of the process."""
+"""A reader that leaves, a disk that is full: no traceback, and nothing when the process ends."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ def test_a_reader_of_errors_that_is_gone(place):
 
 
 def test_head_in_a_shell(place):
-    line = 'seht() { %s -m seht "$@"; }; seht train digits --help | head -n 1' % sys.executable
+    line = f"{sys.executable} -m seht train digits --help | head -n 1"
     done = subprocess.run(
         ["bash", "-c", line], cwd=place, env=surroundings(), capture_output=True, text=True
     )

@@ -1,8 +1,4 @@
-"""What needs more than torch lies in an extra, ``seht[lab]`` for example, and is imported when used.
-
-need("lab", "seht compare")              # an error in one line where a package is missing
-need("measure", "the page", "jinja2")    # of these packages alone
-"""
+"""What needs more than torch lies in an extra such as ``seht[lab]``, and is imported when used."""
 
 from __future__ import annotations
 

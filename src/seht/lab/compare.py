@@ -18,6 +18,7 @@ from seht.lab.config import Recipe
 from seht.lab.data import DataError
 from seht.lab.locks import alone
 from seht.lab.methods.parse import parse
+from seht.lab.places import check_comparison
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
 from seht.lab.schedulers import Scheduler
 from seht.lab.schedulers.local import InTurn
@@ -119,11 +120,13 @@ def compare(
     ``what_fits`` left out.
     """
     scheduler = scheduler or InTurn()
+    check_comparison(comparison.out)
     with alone(comparison.out, patience=0):
         asked = [[entry] for entry in comparison.entries] if grid is None else grid
         rows = fitting(comparison, asked, what_fits, say)
         comparison = replace(comparison, entries=tuple(row[0] for row in rows))
         if grid is not None:
+            comparison.claim()  # for the time of the search, of which a kill may make an end
             chosen = search.best(comparison, rows, grid_seeds, scheduler, say)
             comparison = replace(comparison, entries=tuple(chosen))
         comparison.claim()

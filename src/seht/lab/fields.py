@@ -16,6 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from seht.commands.numbers import as_real, as_whole, shown
 from seht.estimators import unknown
 from seht.lab import config
 from seht.lab.config import Recipe
@@ -119,34 +120,37 @@ def check(recipe: Recipe) -> None:
     _one_of("model.name", model.name, _MODELS[recipe.task])
     _one_of("model.norm", model.norm, ("batch", "group", "none"))
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
-    at_least = {
-        "batch": (recipe.batch, 1),
-        "epochs": (recipe.epochs, 1),
-        "eval_batch": (recipe.eval_batch, 1),
-        "threads": (recipe.threads, 1),
-        "spectrum": (recipe.spectrum, 0),
-        "data.size": (data.size, 1),
-        "data.validation": (data.validation, 0),
-        "data.crop": (data.crop, 0),
-        "data.bptt": (data.bptt, 1),
-        "data.vocabulary": (data.vocabulary, 2),
-        "model.width": (model.width, 1),
-        "model.depth": (model.depth, 10),
-        "model.factor": (model.factor, 1),
-        "model.dropout": (model.dropout, 0),
-        "model.embedding": (model.embedding, 1),
-        "model.hidden": (model.hidden, 1),
-        "model.layers": (model.layers, 1),
-        "model.init": (model.init, 0),
-        "optim.lr": (optim.lr, 0),
-        "optim.momentum": (optim.momentum, 0),
-        "optim.weight_decay": (optim.weight_decay, 0),
-        "optim.gamma": (optim.gamma, 0),
-        "optim.clip": (optim.clip, 0),
+    ranges: dict[str, tuple[float | None, float, float]] = {
+        "batch": (recipe.batch, 1, _MANY),
+        "epochs": (recipe.epochs, 1, _MANY),
+        "eval_batch": (recipe.eval_batch, 1, _MANY),
+        "threads": (recipe.threads, 1, _THREADS),
+        "spectrum": (recipe.spectrum, 0, _MANY),
+        "data.size": (data.size, 1, _MOST),
+        "data.validation": (data.validation, 0, _MOST),
+        "data.crop": (data.crop, 0, 1000),
+        "data.bptt": (data.bptt, 1, _MANY),
+        "data.vocabulary": (data.vocabulary, 2, _MOST),
+        "model.width": (model.width, 1, _WIDE),
+        "model.depth": (model.depth, 10, _WIDE),
+        "model.factor": (model.factor, 1, _WIDE),
+        "model.dropout": (model.dropout, 0, math.inf),
+        "model.embedding": (model.embedding, 1, _WIDE),
+        "model.hidden": (model.hidden, 1, _WIDE),
+        "model.layers": (model.layers, 1, 1000),
+        "model.init": (model.init, 0, math.inf),
+        "optim.lr": (optim.lr, 0, math.inf),
+        "optim.momentum": (optim.momentum, 0, math.inf),
+        "optim.weight_decay": (optim.weight_decay, 0, math.inf),
+        "optim.gamma": (optim.gamma, 0, math.inf),
+        "optim.clip": (optim.clip, 0, math.inf),
     }
-    for name, (value, least) in at_least.items():
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
+    for name, (value, least, most) in ranges.items():
+        if value is None or (least <= value <= most and value < math.inf):
+            continue
+        if value > most:
+            raise ValueError(f"{name} must be at most {most:,}, not {value}")
+        raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
     if model.dropout >= 1:
         raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
     if model.name == "wrn" and (model.depth - 4) % 6:
@@ -158,6 +162,8 @@ def check(recipe: Recipe) -> None:
         )
 
 
+# Beyond these is a slip of the hand, which torch answers with an overflow or a crash.
+_MANY, _MOST, _WIDE, _THREADS = 10**6, 10**12, 2**16, 1024
 _MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru")}
 
 
@@ -208,7 +214,7 @@ def _checked(hint: Any, value: Any, name: str) -> Any:
         return None
     if kind is tuple and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
         return tuple(value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if kind is dict and isinstance(value, Mapping):
         if all(isinstance(options, Mapping) for options in value.values()):
@@ -230,21 +236,24 @@ def _parsed(name: str, hint: Any, text: str) -> Any:
                 word.lower()
             ]
         if kind is tuple:
-            return tuple(int(part) for part in word.split(",") if part.strip())
-        return kind(word)
+            return tuple(as_whole(part) for part in word.split(",") if part.strip())
+        return {int: as_whole, float: as_real, str: str}[kind](word)
     except (ValueError, KeyError):
-        raise ValueError(f"{name} must be {_words(hint)}, not {text!r}") from None
+        raise ValueError(f"{name} must be {_words(hint)}, not {shown(text)}") from None
 
 
 def _literal(text: str) -> Any:
     """The value of an option, whose type only its method knows: a number, a truth value, a word."""
     if (word := text.strip()).lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[word.lower()]
-    try:
-        value = ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word
-    return value if isinstance(value, (int, float)) else word
+    for read in (as_whole, as_real):
+        try:
+            value = read(word)
+        except ValueError:
+            continue
+        # No record can hold another number; as a word it is refused by the method.
+        return value if math.isfinite(value) else word
+    return word
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:

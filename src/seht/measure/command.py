@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import seht
+from seht.commands.files import check_outputs
 from seht.extras import need
 from seht.measure import page
 from seht.measure.data import is_batch
@@ -63,9 +64,7 @@ def run(
     html_file: str | None = None,
 ) -> list[Findings]:
     """Measure, print the table, write the files (each whole or not at all)."""
-    for file in (json_file, html_file):
-        if file not in (None, "-") and not Path(str(file)).absolute().parent.is_dir():
-            raise ValueError(f"cannot write {file!r}: there is no such directory")
+    check_outputs(json_file, html_file)
     if html_file is not None:
         need("measure", "the page", "jinja2", "matplotlib")
     if "eigenvalues" in plan.parts:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from seht.commands.files import check_outputs
 from seht.estimators import unknown
 from seht.lab import records
 from seht.lab.bench import plot, report
@@ -40,9 +41,7 @@ class Command:
         _ = self.earlier
         if self.repeats is not None and self.repeats < 1:
             raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
-        for file in (self.json, self.plot, self.out):
-            if file is not None and not Path(file).absolute().parent.is_dir():
-                raise ValueError(f"cannot write {file!r}: there is no such directory")
+        check_outputs(self.json, self.plot, self.out)
         if self.plot is not None:
             plot.require()
 

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from seht.commands.numbers import real
+
 
 def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
     """A command that takes any field of its recipe."""
@@ -30,7 +32,7 @@ def add_shared(parser: Any, default: str) -> None:
     )
     parser.add_argument(
         "--save-every",
-        type=float,
+        type=real(),
         default=30.0,
         metavar="SECONDS",
         help="between two checkpoints (default: 30)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from seht.commands.numbers import COUNT, whole
 from seht.commands.targets import UsageError
 from seht.extras import need
 
@@ -39,7 +40,10 @@ def add_bench(commands: Any) -> None:
     )
     parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
     parser.add_argument(
-        "--repeats", type=int, metavar="N", help="rounds of timing; measure: the others' products"
+        "--repeats",
+        type=whole(1, COUNT),
+        metavar="N",
+        help="rounds of timing; measure: the others' products",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="measure: where the data is")
     parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seht.commands.numbers import whole
 from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
 from seht.lab.commands.reading import read
@@ -40,7 +41,11 @@ def add_compare(commands: Any) -> None:
         "--methods", metavar="A,B", help="the first is the baseline (default: all that fit)"
     )
     parser.add_argument(
-        "--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default: 5)"
+        "--seeds",
+        type=whole(1, 10_000),
+        default=5,
+        metavar="N",
+        help="seeds 0 to N - 1 (default: 5)",
     )
     parser.add_argument("--preset", metavar="NAME", help="rows of the paper: table1, figure1, ...")
     parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
@@ -48,10 +53,14 @@ def add_compare(commands: Any) -> None:
         "--grid", action="store_true", help="search each method's settings on the validation split"
     )
     parser.add_argument(
-        "--grid-seeds", type=int, default=1, metavar="N", help="of the search (default: 1)"
+        "--grid-seeds",
+        type=whole(1, 10_000),
+        default=1,
+        metavar="N",
+        help="of the search (default: 1)",
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
+        "--jobs", type=whole(1, 1024), default=1, metavar="N", help="runs at a time (default: 1)"
     )
     parser.add_argument(
         "--engine",

@@ -18,9 +18,6 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     from seht.lab.methods.parse import split_list
     from seht.lab.search import candidates, expand
 
-    for name in ("seeds", "grid_seeds", "jobs"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if arguments.preset is not None:
         return _preset(arguments)
     if arguments.small:

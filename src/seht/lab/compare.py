@@ -126,7 +126,6 @@ def compare(
         rows = fitting(comparison, asked, what_fits, say)
         comparison = replace(comparison, entries=tuple(row[0] for row in rows))
         if grid is not None:
-            comparison.claim()  # for the time of the search, of which a kill may make an end
             chosen = search.best(comparison, rows, grid_seeds, scheduler, say)
             comparison = replace(comparison, entries=tuple(chosen))
         comparison.claim()

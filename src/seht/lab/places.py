@@ -27,20 +27,24 @@ def check_comparison(directory: Path) -> None:
 
 
 def _check(directory: Path, ours: bool, kind: str) -> None:
-    if not ours and (found := _others(directory)):
+    found = None if ours else _foreign(directory)
+    if found is not None:
         raise RunError(
-            f"{directory} is no {kind}'s directory and not empty ({found[0]}); choose another one "
+            f"{directory} is no {kind}'s directory and not empty ({found}); choose another one "
             "with --out, or remove it"
         )
 
 
-def _others(directory: Path) -> list[str]:
-    """What somebody else may have put there; hidden files and what a kill has left do not count."""
-    try:
-        names = sorted(place.name for place in directory.iterdir())
-    except OSError:
-        return []  # not there, or not to be read, which the next step says
-    return [name for name in names if name[0] != "." and not name.endswith(SUFFIX)]
+def _foreign(directory: Path) -> Path | None:
+    """A file that somebody else may have put there; hidden ones, and what a kill has left, are no
+    such.
+    """
+    for place in directory.rglob("*"):
+        name = place.relative_to(directory)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if not hidden and place.suffix != SUFFIX and not place.is_dir():
+            return name
+    return None
 
 
 def _has(file: Path, keys: Iterable[str]) -> bool:

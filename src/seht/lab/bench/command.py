@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -58,11 +57,12 @@ class Command:
         found = []
         for file in self.join:
             try:
-                data = json.loads(Path(file).read_text())
+                data = records.loads(Path(file).read_text(encoding="utf-8"))
                 _ = [CaseResult.from_dict(model) for model in data["models"]], data["machine"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                reason = " ".join(repr(error).split())[:200]
                 raise ValueError(
-                    f"cannot join {file!r}: give a file that `seht bench --json` wrote ({error!r})"
+                    f"cannot join {file!r}: give a file that `seht bench --json` wrote ({reason})"
                 ) from error
             found.append(data)
         return found

@@ -237,7 +237,9 @@ def _parsed(name: str, hint: Any, text: str) -> Any:
             ]
         if kind is tuple:
             return tuple(as_whole(part) for part in word.split(",") if part.strip())
-        return {int: as_whole, float: as_real, str: str}[kind](word)
+        if kind is int:
+            return as_whole(word)
+        return as_real(word) if kind is float else kind(word)
     except (ValueError, KeyError):
         raise ValueError(f"{name} must be {_words(hint)}, not {shown(text)}") from None
 

@@ -58,8 +58,17 @@ class Command:
         for file in self.join:
             try:
                 data = records.loads(Path(file).read_text(encoding="utf-8"))
-                _ = [CaseResult.from_dict(model) for model in data["models"]], data["machine"]
-            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                models = [CaseResult.from_dict(model) for model in data["models"]]
+                # What no report can be made of is said before an hour of measuring.
+                report.to_markdown(models, self.settings, report.joined([data["machine"]], None))
+            except (
+                OSError,
+                ArithmeticError,
+                AttributeError,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:
                 reason = " ".join(repr(error).split())[:200]
                 raise ValueError(
                     f"cannot join {file!r}: give a file that `seht bench --json` wrote ({reason})"

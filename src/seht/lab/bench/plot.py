@@ -46,7 +46,7 @@ def draw(results: Sequence[CaseResult], file: str) -> None:
     for panel, result in zip(panels, results, strict=False):
         points = [row for row in result.rows if row.ratio and row.variance and row.variance > 0]
         for row in points:
-            panel.plot(row.ratio, row.variance, "o", color=_COLOURS[row.curvature])
+            panel.plot(row.ratio, row.variance, "o", color=_COLOURS.get(row.curvature, "tab:gray"))
             name = row.key.rpartition("/")[2]
             panel.annotate(
                 _NAMES.get(name, name),
@@ -55,7 +55,7 @@ def draw(results: Sequence[CaseResult], file: str) -> None:
                 xytext=(3, -10) if name in ("lean", "quarter") else (4, 3),
                 textcoords="offset points",
                 fontsize=7,
-                color=_COLOURS[row.curvature],
+                color=_COLOURS.get(row.curvature, "tab:gray"),
             )
         panel.set(
             title=result.title, xscale="log", yscale="log", xlabel="time of a step / plain step"

@@ -1,11 +1,11 @@
 """Losses without curvature in the outputs, and losses that cannot be differentiated twice.
 
-For an absolute value, a hinge, or ``F.nll_loss`` of log-probabilities the Gauss-Newton trace is 0 on
-every batch: a penalty that does nothing. That its gradient :math:`dL/dz` still has a graph says
-little, as PyTorch writes 0 into graphs, too (the derivative of a sign, of a ReLU's decision). So the
-first step looks. It refuses where no part of that graph leads back to z but through such zeros; where
-one does, and the curvature is 0 all the same, it is so on this batch (saturated, or far out on a Huber
-loss), and it warns.
+For an absolute value, a hinge, or ``F.nll_loss`` of log-probabilities the Gauss-Newton trace is 0
+on every batch: a penalty that does nothing. That the gradient :math:`dL/dz` still has a graph says
+little, as PyTorch writes zeros into graphs, too (the derivative of a sign, of a ReLU's decision).
+So the first step looks. It refuses where nothing but such zeros leads back to z in that graph.
+Where something else does, and the curvature is 0 all the same, it is so on this batch (saturated,
+or far out on a Huber loss), and it warns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """PyTorch's zero tensors, kept out of higher derivatives.
 
-The derivative of the sign of a real number is handed on as a tensor without memory, which nobody may
-write into. The derivative of a complex absolute value does: where ``|a|`` comes behind ``|c|`` (an L1
-loss of magnitudes, say of spectra), a double backward ends with "ZeroTensors are immutable". Nothing
-at all, which autograd takes for 0, is handed on instead.
+The derivative of a real number's sign is handed on as a tensor without memory, which nobody may
+write into. The derivative of a complex absolute value does: where ``|a|`` comes behind ``|c|`` (an
+L1 loss of magnitudes, say of spectra), a double backward ends with "ZeroTensors are immutable".
+Nothing at all, which autograd takes for 0, is handed on instead.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         spellings("""
             aminmax msort copysign copysign_ fmod fmod_ remainder remainder_ quantile
-            nanquantile rnn_relu rnn_relu_cell multilabel_margin_loss pdist
+            nanquantile rnn_relu rnn_relu_cell multilabel_margin_loss
             renorm renorm_ heaviside __mod__ __rmod__ frexp i0e i1e fake_quantize_per_tensor_affine
             fake_quantize_per_channel_affine _fake_quantize_learnable_per_tensor_affine
             _fake_quantize_learnable_per_channel_affine fused_moving_avg_obs_fake_quant
@@ -239,6 +239,10 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         spellings("cdist"),
         refused("with this p has kinks", lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
+    ),
+    **dict.fromkeys(
+        spellings("pdist"),
+        refused("with this p has kinks", lambda x, p=2.0, **_: not 2 <= p < math.inf),
     ),
     **dict.fromkeys(
         spellings("logit logit_"),

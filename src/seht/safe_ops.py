@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from seht import losses
 from seht.hooks import REGISTER, heard_anyway, unheard
+from seht.modulus import MODULI, modulus
 
 
 def normalise(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,6 +178,12 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(y) if inplace else y
 
 
+def _absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    if out is not None or not input.is_complex():
+        return torch.abs(input, out=out)
+    return modulus(input, input.detach() == 0)
+
+
 def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -202,6 +209,7 @@ SAFE: dict[Any, Callable[..., Any]] = {
     torch.layer_norm: _torch_layer_norm,
     torch._weight_norm: weight_norm,
     F.hardsigmoid: _hardsigmoid,
+    **dict.fromkeys(MODULI, _absolute),
     F.multi_margin_loss: losses.multi_margin,
     **{f: _without_cudnn(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     **{

@@ -105,3 +105,23 @@ def test_exact_and_measured():
         for f in (ours, truth)
     ]
     assert top[0] == pytest.approx(top[1], rel=1e-6)
+
+
+@every_engine
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize(
+    "spelling", [torch.abs, torch.Tensor.abs, abs], ids=["abs", ".abs", "built-in"]
+)
+def test_silence(spelling, curvature, engine):
+    """Where the modulus is 0 nothing comes from it, of any order: as if it were not there."""
+    model = network()
+    leaves = list(model.parameters())
+    loud = torch.ones(8, 1).double()
+    loud[:3] = 0
+    ask = lambda loss, engine: seht.hessian_trace(
+        model, loss, engine=engine, curvature=curvature, seed=SEED
+    )
+    found = ask(lambda: (spelling(fft(model(X) * loud)) - 1).square().mean(), engine)
+    expected = ask(lambda: (size(model(X[3:])) - 1).square().sum() / 40, "autograd")
+    assert found.item() == pytest.approx(expected.item(), rel=5e-5)
+    assert relative(gradient(found, leaves), gradient(expected, leaves)) < 5e-5

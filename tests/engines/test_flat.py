@@ -62,6 +62,28 @@ def test_no_curvature_in_the_outputs(engine, name):
         seht.hessian_trace(model, closure, engine=engine, curvature="ggn")
 
 
+@every_engine
+@pytest.mark.parametrize("name", FLAT)
+def test_the_same_under_a_curve_is_not_refused(engine, name):
+    """The trace is 2 (s . dF)^2 then, with F the piece that the outputs are on."""
+    model = network()
+    loss = lambda z: (1 + FLAT[name](z)).square()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", seht.PenaltyWarning)
+        trace = seht.hessian_trace(
+            model, lambda: loss(model(X)), engine=engine, curvature="ggn", seed=1
+        )
+    weights = [model[0].weight, model[2].weight]
+    probe = next(
+        seht.functional.make_task(
+            model, lambda: None, seht.probes.choose(model), seht.SehtH(), 1
+        ).probes()
+    ).values()
+    slopes = torch.autograd.grad(FLAT[name](model(X)), weights)
+    along = sum((s * g).sum() for s, g in zip(probe, slopes, strict=True))
+    assert trace.item() == pytest.approx(2 * along.item() ** 2, rel=2e-5, abs=1e-7)
+
+
 PENALTIES = {
     "autograd": {"engine": "autograd"},
     "difference": {"engine": "difference"},

@@ -38,10 +38,10 @@ def gauss_newton(
     plain, z = passes.apart()
     curvature = Curvature(plain, z)
     passes.boundary.check(curvature.curved)
-    if first:
-        curvature.look()
     behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
     passes.refuse_behind(behind)
+    if first:
+        curvature.look()
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from seht.engines.once import reached
 
+_MARK = "seht.solid"
+
 
 def solid(tensors: Iterable[Tensor | None]) -> None:
     """Make these safe to differentiate further."""
     roots = [t.grad_fn for t in tensors if t is not None]
     for node in reached(roots, set()):
-        if is_real_sign(node):
+        if is_real_sign(node) and _MARK not in node.metadata:
+            node.metadata[_MARK] = True
             node.register_hook(_nothing)
 
 

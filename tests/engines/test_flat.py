@@ -8,15 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import Snapshot, every_engine
+from reference import relative
 from stepping import FORMS, rows
 from torch import nn
 
 import seht
 from seht import measure
+from seht.engines import ENGINES
 
 X, Y = rows()
 T = torch.linspace(0, 3, 24).double().view(8, 3).cos()
 S = T.sign()
+RIGHT = torch.tensor([[0, -1, 0], [2, 1, -1]]).repeat(4, 1)
 
 
 def network(*tail, activation=nn.Tanh):
@@ -37,6 +40,9 @@ FLAT = {
     "hardtanh": lambda z: F.hardtanh(2 * z).mean(),
     "shrunk": lambda z: (F.hardshrink(z) + F.softshrink(z)).mean(),
     "multi_margin": lambda z: F.multi_margin_loss(z, Y),
+    "multilabel_margin": lambda z: F.multilabel_margin_loss(z, RIGHT),
+    "distances of p 1": lambda z: torch.cdist(z, T, p=1.0).mean() + torch.pdist(z, 1.0).mean(),
+    "distances of p inf": lambda z: torch.cdist(z, T, torch.inf).mean(),
     "hinge_embedding": lambda z: F.hinge_embedding_loss(z, S),
     "margin_ranking": lambda z: F.margin_ranking_loss(z[:, 0], z[:, 1], S[:, 0], margin=1.0),
     "triplet of p 1": lambda z: F.triplet_margin_loss(z[:2], z[2:4], z[4:6], p=1),
@@ -82,6 +88,19 @@ def test_the_same_under_a_curve_is_not_refused(engine, name):
     slopes = torch.autograd.grad(FLAT[name](model(X)), weights)
     along = sum((s * g).sum() for s, g in zip(probe, slopes, strict=True))
     assert trace.item() == pytest.approx(2 * along.item() ** 2, rel=2e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_the_hessian_is_a_way_out(name):
+    """Of both engines, and they agree."""
+    model = network()
+    leaves = list(model.parameters())
+    closure = lambda: FLAT[name](model(X))
+    traces = [seht.hessian_trace(model, closure, engine=e, seed=1) for e in sorted(ENGINES)]
+    exact, ours = (
+        [t.detach(), *torch.autograd.grad(t, leaves, materialize_grads=True)] for t in traces
+    )
+    assert relative(ours, exact) < 1e-5
 
 
 PENALTIES = {

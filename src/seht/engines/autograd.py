@@ -190,7 +190,7 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
 
 
 def gauss_newton(
-    loss: Tensor, boundary: Boundary, task: Task, *, first: bool
+    loss: Tensor, boundary: Boundary, task: Task, *, first: bool = False
 ) -> tuple[Tensor, tuple[str, ...]]:
     r""":math:`z'^T H_{out} z'` with :math:`z' = J\sigma`, exactly.
 

@@ -34,6 +34,7 @@ from seht.engines.base import Task, check_loss, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.flat import look
 from seht.engines.state import uninterrupted
 from seht.estimators import SehtH
 from seht.measure.numbers import duration, number, said, with_error
@@ -214,6 +215,7 @@ def _averages(
             )
         (z,), (g,), curved = outputs, *_slope(loss, outputs)
         marks.check(curved)
+        look([g], [z])
         classes, rows = z.shape[-1], z.numel() // z.shape[-1]
         # The loss is a mean over rows: rows times its gradient is the gradient of each row's loss.
         jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())

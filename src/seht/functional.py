@@ -16,6 +16,7 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.closures import Guarded
 from seht.engines.once import refuse_once
+from seht.engines.orders import refuse_wrong
 from seht.engines.precision import Casts, Precision
 from seht.engines.shards import refuse_sharded
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
@@ -124,6 +125,7 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
             "use seht.hessian_trace with many probes instead, or compute its backward with "
             "differentiable operations and drop the mark",
         )
+        refuse_wrong([loss], chosen, 2, "use seht.hessian_trace with many probes instead")
         gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
         total = loss.new_zeros((), dtype=torch.float64)
         for weight, gradient in zip(chosen, gradients, strict=True):

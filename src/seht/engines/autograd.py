@@ -44,6 +44,7 @@ from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
 from seht.engines.graph import quiet
 from seht.engines.once import refuse_once
+from seht.engines.orders import refuse_wrong
 from seht.engines.parallel import refuse_parallel
 from seht.engines.precision import Casts, Precision, check_precision, prepared
 from seht.engines.replay import extra_run
@@ -60,6 +61,8 @@ ONCE = (
     "differentiable operations and drop the mark"
 )
 """What to do about a function that has a first derivative only."""
+WRONG = "use engine='difference', which needs first derivatives only"
+"""What to do about an operator whose higher derivatives are wrong."""
 
 
 def refuse_per_sample(estimator: object) -> None:
@@ -112,6 +115,7 @@ class AutogradEngine:
             if boundary is not None:
                 boundary.restrict(source)
             refuse_once([source], weights, ONCE)
+            refuse_wrong([source], weights, 3 if task.differentiable else 2, WRONG)
             with _explained(), quiet(weights):
                 if boundary is None:
                     trace, unused = hutchinson(source, task)

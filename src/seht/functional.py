@@ -19,6 +19,7 @@ from seht.engines.once import refuse_once
 from seht.engines.orders import refuse_wrong
 from seht.engines.precision import Casts, Precision
 from seht.engines.shards import refuse_sharded
+from seht.engines.state import RandomState, deliver, uninterrupted
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
@@ -62,7 +63,7 @@ def hessian_trace(
     )
     if task is None:
         return _zero(model)
-    with Detour.local():
+    with Detour.local(), uninterrupted(), task.random.undone():
         return worker.estimate(task).trace
 
 
@@ -94,8 +95,10 @@ def loss_and_trace(
             estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
         else:
             detour.penalise()
-            estimate = worker.estimate(replace(task, closure=detour.checked(task.closure)))
-            estimate.commit()
+            with uninterrupted(), task.random.undone():
+                estimate = worker.estimate(replace(task, closure=detour.checked(task.closure)))
+                deliver()
+                estimate.commit()
         _, aux, has_aux = split(estimate.output)
         pair = (estimate.loss, estimate.trace)
         return detour.finish((*pair, aux) if has_aux else pair)
@@ -185,6 +188,7 @@ def make_task(
         len(items),
         estimator,
         seed,
+        random=RandomState(model.parameters()),
         **options,
     )
 

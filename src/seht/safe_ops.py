@@ -97,14 +97,13 @@ if hasattr(F, "linear_cross_entropy"):  # of torch 2.13
 
 
 class SafeOps(TorchFunctionMode):
-    """Answers every function in :data:`SAFE` by its replacement while active.
-
-    ``between`` is called between the operations; with ``deaf`` no tensor gets a hook.
+    """Answers every function in :data:`SAFE` by its replacement while active; with ``deaf`` no
+    tensor gets a hook.
     """
 
-    def __init__(self, between: Callable[[], None] | None = None, *, deaf: bool = False) -> None:
+    def __init__(self, *, deaf: bool = False) -> None:
         super().__init__()
-        self._between, self._deaf = between, deaf
+        self._deaf = deaf
         self.hooked = False
         """Whether a hook was asked for."""
 
@@ -112,8 +111,6 @@ class SafeOps(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Look the function up; everything else passes."""
-        if self._between is not None:
-            self._between()
         if func in REGISTER and not heard_anyway(args):
             self.hooked = True
             if self._deaf:
@@ -122,14 +119,14 @@ class SafeOps(TorchFunctionMode):
 
 
 @contextmanager
-def safe_ops(between: Callable[[], None] | None = None, *, deaf: bool = False) -> Iterator[SafeOps]:
+def safe_ops(*, deaf: bool = False) -> Iterator[SafeOps]:
     """Everything in the block is differentiable at every order: the mode, and math attention, which
     functions like ``F.multi_head_attention_forward`` call where no mode sees it.
     """
     allowed = _cur_sdpa_kernel_backends()
     token = _theirs.set(allowed if allowed != [SDPBackend.MATH] else _theirs.get(allowed))
     try:
-        with sdpa_kernel(SDPBackend.MATH), SafeOps(between, deaf=deaf) as mode:
+        with sdpa_kernel(SDPBackend.MATH), SafeOps(deaf=deaf) as mode:
             yield mode
     finally:
         _theirs.reset(token)

@@ -1,5 +1,6 @@
 """A step that is broken off at its k-th moment: by an error in an operation, or by Ctrl-C."""
 
+import contextlib
 import copy
 import signal
 import sys
@@ -22,7 +23,8 @@ class Boom(RuntimeError):
 class Operations(TorchDispatchMode):
     """Counts the operations that need memory, forward and backward, and fails at one of them.
 
-    What writes in place needs none: that is how weights are restored and gradients accumulated.
+    What writes in place or makes a view needs none: that is how weights are restored and gradients
+    accumulated.
     """
 
     error = Boom
@@ -32,9 +34,10 @@ class Operations(TorchDispatchMode):
         self.moment, self.count = moment, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not func._schema.is_mutable
-        if self.count == self.moment and not func._schema.is_mutable:
-            raise Boom(f"operation {self.count}: {func}")
+        if all(result.alias_info is None for result in func._schema.returns):
+            self.count += 1
+            if self.count == self.moment:
+                raise Boom(f"operation {self.count}: {func}")
         return func(*args, **(kwargs or {}))
 
 
@@ -44,7 +47,7 @@ class Interrupts:
     error = KeyboardInterrupt
 
     def __init__(self, moment=None):
-        self.moment, self.count = moment, 0
+        self.moment, self.count, self.where = moment, 0, None
 
     def _line(self, frame, event, arg):
         if not self._inside:
@@ -138,15 +141,60 @@ class Everything(Surroundings):
             "record": penalty._last,
             "calls": penalty._calls,
             "lean": penalty._lean_loss,
-            "unmet": copy.copy(penalty._unmet._names),
-            "steps": copy.deepcopy(vars(engine.steps)) if hasattr(engine, "steps") else None,
+            "unmet": penalty._unmet.state(),
             "engine": copy.deepcopy(engine.state()),
             "lent": dict(buffers._lent),
             "replaced": (checkpoints._PLACE._inside, precision._autocast._inside),
-            "urgent": list(state._urgent),
+            "attention": torch.nn.attention._cur_sdpa_kernel_backends(),
+            "held": (list(state._urgent), list(state._holds)),
             "handler": signal.getsignal(signal.SIGINT),
             "generators": [
                 m.generator.get_state().tolist() for m in model.modules() if isinstance(m, Own)
             ],
-            "threads": torch.is_grad_enabled(),
         }
+
+    def differs(self, other, *, same_objects=True):
+        """What differs, bit for bit, or None; another model has other objects."""
+        mine, hooks = self.identities, self.hooks
+        if not same_objects:
+            self.identities, self.hooks = other.identities, other.hooks
+        try:
+            self.assert_same(other)
+        except AssertionError as error:
+            return str(error).split("\n")[0] or "random state"
+        finally:
+            self.identities, self.hooks = mine, hooks
+        return None
+
+
+def moments(kind, settings):
+    """How many moments a step has, and how it leaves everything."""
+    for _ in range(3):  # the first ones of a process have more
+        problem, injector = Problem(**settings), kind()
+        problem.step(injector)
+    return injector.count, problem.everything()
+
+
+def broken_off(kind, moment, settings, done):
+    """Break a step off at this moment; then all is as before it, and the next one works.
+
+    Ctrl-C may come after the last thing that can be taken back: then the step is complete.
+    """
+    problem = Problem(**settings)
+    before, injector = problem.everything(), kind(moment)
+    with contextlib.suppress(injector.error):
+        problem.step(injector)
+        return False  # a moment that this run does not have
+    after = problem.everything()
+    found = after.differs(before)
+    if found is not None and kind is not Operations:
+        found = found if after.differs(done, same_objects=False) else None
+        assert found is None, (moment, found, injector.where)
+        return True
+    assert found is None, (moment, found)
+    problem.step()
+    other = Problem(**settings)
+    other.step()
+    found = problem.everything().differs(other.everything(), same_objects=False)
+    assert found is None, (moment, found)
+    return True

@@ -16,7 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import seht
 from seht import safe_ops
-from seht.engines import ENGINES
+from seht.engines import ENGINES, orders
 
 RIGHT = {
     "resnet relu": resnet,
@@ -114,6 +114,7 @@ def test_no_false_alarm_in_many_networks(seed):
 def test_everything_is_left_as_it_was(monkeypatch, ambient, broken):
     if broken:  # the search for a culprit must not leave traces either
         monkeypatch.setattr(safe_ops, "SAFE", {})
+        monkeypatch.setattr(orders, "WRONG", {})
     numpy = pytest.importorskip("numpy")
     model = resnet(blocks=1)
     model[2] = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))

@@ -211,12 +211,27 @@ def test_nested_blocks():
     assert not any(name.startswith("NativeLayerNorm") for name in inner)
 
 
-def test_kernels_without_a_replacement_are_refused():
+def test_further_results_are_those_of_the_kernel():
+    """The mean and inverse deviation, without a derivative, and the statistics moved."""
     x = torch.randn(4, 3, requires_grad=True)
-    with safe_ops(), pytest.raises(RuntimeError, match=r"native_batch_norm.*engine='difference'"):
-        torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
-    with safe_ops(), pytest.raises(RuntimeError, match="native_layer_norm"):
-        torch.native_layer_norm(x, [3], None, None, 1e-5)
+    calls = [
+        lambda s: torch.native_batch_norm(x, None, None, *s, True, 0.1, 1e-5),
+        lambda s: torch.ops.aten.native_batch_norm(x, None, None, *s, False, 0.1, 1e-5),
+        lambda s: torch.ops.aten._native_batch_norm_legit_functional(
+            x, None, None, *s, True, 0.1, 1e-5
+        ),
+        lambda s: torch.native_layer_norm(x, [3], None, None, 1e-5),
+    ]
+    for call in calls:
+        fused_stats, safe_stats = ((torch.zeros(3), torch.ones(3)) for _ in range(2))
+        plain = call(fused_stats)
+        with safe_ops():
+            first, *rest = call(safe_stats)
+        torch.testing.assert_close(first, plain[0])
+        assert len(rest) == len(plain) - 1
+        for part, other in zip(rest, plain[1:], strict=True):
+            assert torch.equal(part, other) and not part.requires_grad
+        assert all(map(torch.equal, safe_stats, fused_stats))
     assert all(callable(replacement) for replacement in SAFE.values())
 
 

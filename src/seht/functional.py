@@ -16,9 +16,11 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.closures import Guarded
 from seht.engines.once import refuse_once
+from seht.engines.orders import refuse_wrong
 from seht.engines.precision import Casts, Precision
 from seht.engines.shards import refuse_sharded
 from seht.engines.solid import solid
+from seht.engines.state import RandomState, deliver, uninterrupted
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
@@ -62,7 +64,7 @@ def hessian_trace(
     )
     if task is None:
         return _zero(model)
-    with Detour.local():
+    with Detour.local(), uninterrupted(), task.random.undone():
         return worker.estimate(task).trace
 
 
@@ -94,8 +96,10 @@ def loss_and_trace(
             estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
         else:
             detour.penalise()
-            estimate = worker.estimate(replace(task, closure=detour.checked(task.closure)))
-            estimate.commit()
+            with uninterrupted(), task.random.undone():
+                estimate = worker.estimate(replace(task, closure=detour.checked(task.closure)))
+                deliver()
+                estimate.commit()
         _, aux, has_aux = split(estimate.output)
         pair = (estimate.loss, estimate.trace)
         return detour.finish((*pair, aux) if has_aux else pair)
@@ -125,6 +129,7 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
             "use seht.hessian_trace with many probes instead, or compute its backward with "
             "differentiable operations and drop the mark",
         )
+        refuse_wrong([loss], chosen, 2, "use seht.hessian_trace with many probes instead")
         gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
         solid(gradients)
         total = loss.new_zeros((), dtype=torch.float64)
@@ -185,6 +190,7 @@ def make_task(
         len(items),
         estimator,
         seed,
+        random=RandomState(model.parameters()),
         **options,
     )
 

@@ -95,6 +95,14 @@ class Unmet:
         self._names: set[str] | None = set()
         """Chosen tensors that the loss did not depend on; None when there is nothing to say."""
 
+    def state(self) -> set[str] | None:
+        """What is known so far."""
+        return None if self._names is None else set(self._names)
+
+    def load_state(self, state: set[str] | None) -> None:
+        """Go back to what was known."""
+        self._names = state
+
     def look(self, drawn: Iterable[str], unused: Iterable[str], count: int, model: str) -> None:
         """Take in one step; warn when all ``count`` chosen tensors were drawn, and none used."""
         if self._names is None:

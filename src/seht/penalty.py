@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +16,23 @@ from seht.distributed import Ranks
 from seht.engines import make_engine
 from seht.engines.alone import alone
 from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines.buffers import BorrowedBuffers
 from seht.engines.closures import Guarded
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import Shards
 from seht.engines.shards import find as find_shards
-from seht.engines.state import RandomState
+from seht.engines.state import RandomState, deliver, interruptible, uninterrupted
 from seht.estimators import Estimator
 from seht.guards import Guard, Unmet, warn
 from seht.record import NonFiniteError, StepRecord, check_finite_loss
 from seht.schedule import check_count, check_weight, weight_in_force
+from seht.undo import Undo, gathered, kept_gradients
+
+_OWN = (
+    *("seed", "_calls", "_last", "_plain_loss", "_lean_loss"),
+    *("_warned_nonfinite", "_shared_seed"),
+)
+"""What a call may assign to."""
 
 
 class HessianTrace:
@@ -149,7 +157,12 @@ class HessianTrace:
         ``on`` takes the trace of another closure, say the loss on a quarter of the batch, which
         costs less and says nearly as much. It runs on penalised steps only and moves no buffer.
         """
-        return self._step(closure, on, lean=False)
+        with self._whole() as undo:
+            output, commit = self._step(closure, on, undo, lean=False)
+            if commit is not None:
+                deliver()
+                commit()
+            return output
 
     def backward(self, closure: Closure, *, scaler: Any = None, on: Closure | None = None) -> Any:
         """The lean form: compute the gradient of ``loss + weight * trace`` into ``.grad``.
@@ -160,15 +173,44 @@ class HessianTrace:
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("penalty.backward needs gradients; leave torch.no_grad() first")
-        output = self._step(closure, on, lean=True)
-        total, aux, has_aux = split(output)
-        loss = self._lean_loss if self._lean_loss is not None else total.detach()
-        self._lean_loss = None
-        total = self._ranks.told(total, self.model)
-        (total if scaler is None else scaler.scale(total)).backward()
+        with self._whole() as undo:
+            output, commit = self._step(closure, on, undo, lean=True, scaler=scaler)
+            total, aux, has_aux = split(output)
+            loss = self._lean_loss if self._lean_loss is not None else total.detach()
+            self._lean_loss = None
+            if commit is not None:
+                deliver()
+            total = self._ranks.told(total, self.model)
+            if commit is None:  # a plain step, and its backward the user's own
+                with interruptible():
+                    (total if scaler is None else scaler.scale(total)).backward()
+            else:
+                with kept_gradients(total):
+                    (total if scaler is None else scaler.scale(total)).backward()
+                commit()
         return (loss, aux) if has_aux else loss
 
-    def _step(self, closure: Closure, on: Closure | None, *, lean: bool) -> Any:
+    @contextmanager
+    def _whole(self) -> Iterator[Undo]:
+        """Around a call: if it fails or is interrupted, nothing of it is left."""
+        kept = {name: getattr(self, name) for name in _OWN}
+        guard, unmet, engine = self.guard.state(), self._unmet.state(), self._engine.state()
+
+        def back() -> None:
+            self.__dict__.update(kept)
+            self.guard.__dict__.update(guard)
+            self._unmet.load_state(unmet)
+            if engine:
+                self._engine.load_state(engine)
+
+        with uninterrupted(), Undo() as undo:
+            undo.add(back)
+            yield undo
+
+    def _step(
+        self, closure: Closure, on: Closure | None, undo: Undo, *, lean: bool, scaler: Any = None
+    ) -> tuple[Any, Callable[[], None] | None]:
+        """What the call returns, and (after a penalised step) what moves the buffers."""
         functional.check_arguments(self.model, closure)
         if on is not None:
             functional.check_arguments(self.model, on)
@@ -177,7 +219,8 @@ class HessianTrace:
                     "kinks='free' has no trace to take on another closure; leave on= out"
                 )
         if not torch.is_grad_enabled():
-            return closure()
+            with interruptible():
+                return closure(), None
         self._lean_loss = None
         shards = self._settle(lean=lean, elsewhere=on is not None)
         step, call = divmod(self._calls, self.accumulate)
@@ -200,22 +243,29 @@ class HessianTrace:
                 limit=self.limit,
                 skip=self.on_nonfinite == "skip",
             )
+        commit = None
         with detour:
             if task is None:
                 # Beside on= the closure never repeats, and may hold another penalty.
                 around = alone if on is None else nullcontext
                 output = self._plain(closure, step, around, look=base > 0, shards=shards)
             else:
+                undo.add(task.random.back())
                 detour.penalise()
                 if on is None:
                     estimate = self._engine.estimate(task, lean=lean, watch=True)
                 else:
-                    estimate = self._elsewhere(task, closure, lean)
-                output = self._penalise(task, estimate, step)
+                    estimate = self._elsewhere(task, closure)
+                total = self._penalise(task, estimate, step)
+                if lean and estimate.total is None and shards is None:
+                    total = gathered(total, scaler)
+                commit = estimate.commit
+                _, aux, has_aux = split(estimate.output)
+                output = (total, aux) if has_aux else total
             output = detour.finish(output)
         self._ranks.meet(detour.called, self.model)
         self._calls += 1
-        return output
+        return output, commit
 
     def _settle(self, *, lean: bool, elsewhere: bool) -> Shards | None:
         """Under ``fully_shard``: weights on their shards, and one seed for all ranks.
@@ -233,14 +283,15 @@ class HessianTrace:
                 self.seed, self._shared_seed = shards.same(self.seed), True
         return shards
 
-    def _elsewhere(self, task: Task, closure: Closure, lean: bool) -> Estimate:
+    def _elsewhere(self, task: Task, closure: Closure) -> Estimate:
         """The loss of the main closure with the trace of another."""
-        output = closure()
+        with BorrowedBuffers(task.model) as buffers:
+            output = closure()
         loss = check_loss(split(output)[0])
         after = RandomState(task.model.parameters())
         with after.kept():
             estimate = self._engine.estimate(replace(task, limit=None), watch=True)
-        estimate.loss, estimate.output, estimate.commit = loss, output, lambda: None
+        estimate.loss, estimate.output, estimate.commit = loss, output, buffers.commit
         return estimate
 
     @property
@@ -268,11 +319,12 @@ class HessianTrace:
         look: bool,
         shards: Shards | None,
     ) -> Any:
-        if look:
-            with around():
-                output = Guarded(self.model, closure)()
-        else:
-            output = closure()
+        with interruptible():
+            if look:
+                with around():
+                    output = Guarded(self.model, closure)()
+            else:
+                output = closure()
         loss = split(output)[0]
         if look:
             check_loss(loss)
@@ -285,7 +337,8 @@ class HessianTrace:
             self._plain_loss = loss.detach() if one else None
         return output
 
-    def _penalise(self, task: Task, estimate: Estimate, step: int) -> Any:
+    def _penalise(self, task: Task, estimate: Estimate, step: int) -> Tensor:
+        """Look at the estimate, note it, and return the penalised loss."""
         factor = task.coefficient(estimate.loss, estimate.trace)
         seen = [estimate.loss, estimate.trace, factor, *estimate.look]
         # The one look at values on the host in a step.
@@ -305,7 +358,6 @@ class HessianTrace:
         if estimate.learn is not None:
             error = estimate.learn(rest, estimate.orders)
         self._unmet.look(task.weights, estimate.unused, task.count, type(self.model).__name__)
-        estimate.commit()
         self._plain_loss = None
         self._lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own
         self._last = StepRecord(
@@ -321,8 +373,7 @@ class HessianTrace:
             unused=estimate.unused,
             shared=estimate.shared,
         )
-        _, aux, has_aux = split(estimate.output)
-        return (total, aux) if has_aux else total
+        return total
 
     def _nonfinite(self, step: int, trace: float) -> None:
         if self.on_nonfinite == "raise":

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrizations
 import seht
 from seht import safe_ops
 from seht.checking import judge
-from seht.engines import ENGINES, AutogradEngine
+from seht.engines import ENGINES, AutogradEngine, orders
 
 # --- wrong ------------------------------------------------------------------------------------
 
@@ -103,6 +103,7 @@ def test_wrong_between_modules():
 )
 def test_with_the_fused_operators_the_norm_is_named(monkeypatch, make, kind, words):
     monkeypatch.setattr(safe_ops, "SAFE", {})
+    monkeypatch.setattr(orders, "WRONG", {})
     torch.manual_seed(4)
     report = seht.check(make(), cross_entropy, images())
     found = report.engines["autograd"]

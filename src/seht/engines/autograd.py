@@ -44,14 +44,16 @@ from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
 from seht.engines.flat import NotTwice, look, twice
 from seht.engines.graph import quiet
+from seht.engines.mode import Generators
 from seht.engines.once import refuse_once
+from seht.engines.orders import refuse_wrong
 from seht.engines.parallel import refuse_parallel
 from seht.engines.precision import Casts, Precision, check_precision, prepared
 from seht.engines.replay import extra_run
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import find as find_shards
 from seht.engines.solid import solid
-from seht.engines.state import RandomState, break_in, uninterrupted
+from seht.engines.state import RandomState, uninterrupted
 from seht.engines.watched import own_gradients
 from seht.engines.witness import unrepeatable
 from seht.hooks import hooks_of, muted
@@ -62,6 +64,8 @@ ONCE = (
     "differentiable operations and drop the mark"
 )
 """What to do about a function that has a first derivative only."""
+WRONG = "use engine='difference', which needs first derivatives only"
+"""What to do about an operator whose higher derivatives are wrong."""
 
 
 def refuse_per_sample(estimator: object) -> None:
@@ -101,21 +105,22 @@ class AutogradEngine:
         ):
             weights = list(task.weights.values())
             boundary = Boundary(task) if task.curvature == "ggn" else None
-            random = RandomState(task.model.parameters())
+            random = RandomState(task.model.parameters(), task.random)
             start = random.read()
             with BorrowedBuffers(task.model) as buffers, boundary or nullcontext():
-                output, heard = _run(task, precision)
+                output, heard = _run(task, precision, random)
             loss = source = check_loss(split(output)[0])
             hooks = hooks_of([task.model, *buffers.others])
             if hooks or heard:
                 precision.hooked = True
                 again = BorrowedBuffers(task.model, buffers.others)
                 with _repeated(random, start), again, muted(hooks), boundary or nullcontext():
-                    repeated, _ = _run(task, precision, deaf=True)
+                    repeated, _ = _run(task, precision, random, again=True)
                 source = check_loss(split(repeated)[0])
             if boundary is not None:
                 boundary.restrict(source)
             refuse_once([source], weights, ONCE)
+            refuse_wrong([source], weights, 3 if task.differentiable else 2, WRONG)
             with _explained(), quiet(weights):
                 if boundary is None:
                     trace, unused = hutchinson(source, task)
@@ -139,10 +144,13 @@ class AutogradEngine:
         """Nothing to remember."""
 
 
-def _run(task: Task, precision: Precision, *, deaf: bool = False) -> tuple[Any, bool]:
-    """What the closure returns, and whether it asked for hooks; with ``deaf`` it gets none."""
+def _run(
+    task: Task, precision: Precision, random: RandomState, *, again: bool = False
+) -> tuple[Any, bool]:
+    """What the closure returns, and whether it asked for hooks; ``again`` it gets none."""
     casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
-    with casts, safe_ops(break_in, deaf=deaf) as mode, precision.run(), checkpoints():
+    own = Generators(random, again=again)  # it also lets a second Ctrl-C break in
+    with own, casts, safe_ops(deaf=again) as mode, precision.run(), checkpoints():
         output = task.closure()
     return output, mode.hooked
 

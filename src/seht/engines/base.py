@@ -69,6 +69,8 @@ class Task:
     limit: float | None = None
     skip: bool = False
     """Leave the penalty out where the estimate is not finite."""
+    random: Any = None
+    """Of the caller's (``state.RandomState``): hears of generators that the closure has."""
 
     @property
     def per_sample(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from seht.engines.parallel import refuse_parallel
 
@@ -58,9 +59,14 @@ class BorrowedBuffers:
         """Modules met beside the model."""
 
     def __enter__(self) -> BorrowedBuffers:
-        for root in self._roots:
-            self._adopt(root)
-            self._own = self._own or set(self._known)
+        self._hook: RemovableHandle | None = None
+        try:
+            for root in self._roots:
+                self._adopt(root)
+                self._own = self._own or set(self._known)
+        except BaseException:  # no memory for a clone
+            self.__exit__()
+            raise
         # Compiled code guards on global hooks: with one it would be compiled anew each time.
         self._hook = None if compiles() else register_module_forward_pre_hook(self._meet)
         return self
@@ -77,9 +83,9 @@ class BorrowedBuffers:
 
     def _lend(self, holder: dict[str, Tensor | None]) -> bool:
         """Whether these buffers may be exchanged: not if another thread holds clones of them."""
-        thread = _lent.setdefault(id(holder), self._thread)
-        self._lent.append(id(holder))
-        return thread == self._thread
+        if id(holder) not in _lent:
+            self._lent.append(id(holder))
+        return _lent.setdefault(id(holder), self._thread) == self._thread
 
     def commit(self) -> None:
         """Take over what the pass wrote: in place, or as a new tensor where it assigned one."""

@@ -55,7 +55,7 @@ class Centre:
         self.task = task
         self.precision = precision or Precision()
         self.frozen = frozen
-        self.random = RandomState(task.model.parameters())
+        self.random = RandomState(task.model.parameters(), task.random)
         self.tracker: Tracker | None = None
         self._dropped = dropped
         self._signs: tuple[Probe, Signs] | None = None

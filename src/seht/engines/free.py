@@ -32,7 +32,8 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
     """The mean of the loss at both sides of every probe, its gradient waiting."""
     e = (2 * task.weight) ** 0.5
     share = 1 / (2 * task.estimator.probes)
-    random, weights = RandomState(task.model.parameters()), Weights(task.weights)
+    random = RandomState(task.model.parameters(), task.random)
+    weights = Weights(task.weights)
     start = random.read()
     leaves: list[Tensor] = []
     older = False

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,14 +19,18 @@ from seht.engines.base import Directions
 class RandomState:
     """The random state of the CPU, of the accelerators in use and of generators met on the way."""
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], above: RandomState | None = None) -> None:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
         self._own: list[tuple[torch.Generator, Tensor]] = []
+        self._above = above
+        """Who wants to hear of generators, too."""
 
     def meet(self, generator: torch.Generator | None) -> None:
         """A generator of the user's own: remember where it was when first seen."""
         if generator is not None and not any(generator is known for known, _ in self._own):
             self._own.append((generator, generator.get_state()))
+        if self._above is not None:
+            self._above.meet(generator)
 
     def meet_again(self, place: int, generator: torch.Generator) -> bool:
         """The generator met as number ``place`` in a later pass: whether it starts as the first
@@ -62,6 +67,20 @@ class RandomState:
     def equals(self, state: list[Tensor]) -> bool:
         """Whether the state is now this one."""
         return all(torch.equal(a, b) for a, b in zip(self.read(), state, strict=False))
+
+    def back(self) -> Callable[[], None]:
+        """The way back to where everything is now; own generators to where they were first seen."""
+        return partial(self.begin, self.read())
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """If the block fails, the state is as before it."""
+        back = self.back()
+        try:
+            yield
+        except BaseException:
+            back()
+            raise
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -171,37 +190,83 @@ _urgent: list[bool] = []
 """Not empty while a second Ctrl-C waits for a place to break in."""
 
 
+class _Hold:
+    """A Ctrl-C that comes meanwhile is noted, and handed on to ``handler`` later."""
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self.handler = handler
+        self._pending: list[tuple[int, FrameType | None]] = []
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append((number, frame))
+        if len(self._pending) == 2:
+            _urgent.append(True)
+        elif len(self._pending) > 2:
+            self.handler(number, frame)
+
+    def deliver(self) -> None:
+        pending, self._pending = self._pending, []
+        _urgent.clear()
+        if pending:
+            self.handler(*pending[0])
+
+
+_holds: list[_Hold] = []
+"""The one that is on in the main thread."""
+
+
+def _hold() -> _Hold | None:
+    if not _holds or threading.current_thread() is not threading.main_thread():
+        return None
+    return _holds[0]
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold back a Ctrl-C until the block has put everything back.
 
     A second one breaks in before the next operation of the closure (:func:`break_in`), a third one
-    at once, wherever that may be.
+    at once, wherever that may be. A block inside another is a part of it.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous: Callable[..., Any] | int | None = signal.getsignal(signal.SIGINT)
+    previous: Callable[..., Any] | int | None = None
+    if threading.current_thread() is threading.main_thread() and not _holds:
+        previous = signal.getsignal(signal.SIGINT)
     if not callable(previous):
         yield
         return
-    pending: list[tuple[int, FrameType | None]] = []
+    hold = _Hold(previous)
+    try:
+        signal.signal(signal.SIGINT, hold.note)
+        _holds.append(hold)
+        yield
+    finally:
+        _holds.clear()
+        signal.signal(signal.SIGINT, previous)
+        hold.deliver()
 
-    def note(number: int, frame: FrameType | None) -> None:
-        pending.append((number, frame))
-        if len(pending) == 2:
-            _urgent.append(True)
-        elif len(pending) > 2:
-            previous(number, frame)
 
-    signal.signal(signal.SIGINT, note)
+def deliver() -> None:
+    """Inside :func:`uninterrupted`, where everything can still be taken back: hand on a Ctrl-C that
+    waits.
+    """
+    hold = _hold()
+    if hold is not None:
+        hold.deliver()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside :func:`uninterrupted`: a Ctrl-C breaks in at once, as the code is the user's own."""
+    hold = _hold()
+    if hold is None:
+        yield
+        return
+    hold.deliver()
+    signal.signal(signal.SIGINT, hold.handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
-        _urgent.clear()
-        if pending:
-            previous(*pending[0])
+        signal.signal(signal.SIGINT, hold.note)
 
 
 def break_in() -> None:

@@ -26,6 +26,7 @@ from seht.engines.curved import slope
 from seht.engines.flat import look, twice
 from seht.engines.gradients import Gradient
 from seht.engines.once import refuse_once
+from seht.engines.orders import refuse_wrong
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.solid import solid
@@ -45,6 +46,8 @@ ONCE = (
     "differentiable operations and drop the mark"
 )
 """What to do about a function that has a first derivative only."""
+WRONG = 'take curvature="hessian", whose products can do without'
+"""What to do about an operator whose second derivative is wrong."""
 
 
 class Product:
@@ -135,6 +138,9 @@ class Product:
             with boundary or nullcontext(), safe_ops():
                 loss = check_loss(split(problem.closure(batch)())[0])
             refuse_once([loss], weights, ONCE)
+            refuse_wrong(
+                [loss], weights, 2, 'take curvature="hessian", whose products can do without'
+            )
             if boundary is not None:
                 first, self._curved = not self._curved, True
                 return self.flatten(_gauss_newton(loss, boundary, weights, parts, first))

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 
-from seht.engines.kinks import IN_PLACE
+from seht.engines.kinks import IN_PLACE, RANDOM
+from seht.engines.kinks.rules import depends
+from seht.engines.layouts import layout_of
 from seht.engines.prefix import root_of, tensors, version
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
@@ -92,6 +94,8 @@ class Witness:
         found: list[Any] = []
         if not frozen:
             self._describe((args, kwargs), target, found)
+            if func in RANDOM and not depends(args, kwargs):  # drawn again, in memory's order
+                found.append(layout_of((*args, *kwargs.values())))
         self._calls.append((func, found))
         if lenient and not self._follows(func):
             self.blind = True

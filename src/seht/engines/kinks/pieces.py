@@ -11,6 +11,7 @@ from torch import Tensor
 from seht.engines.dropping import kept_graph
 from seht.engines.kinks.bits import masked, pack
 from seht.engines.kinks.rules import KinkError, Rule, first, write_back
+from seht.engines.layouts import laid_out, layout_of
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
 
@@ -115,6 +116,8 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
         rest = rest - (slope * point).masked_fill(slope == 0, 0)
     rest = rest.masked_fill_(rest.isnan(), 0)  # where an infinite input passes through
     out = func(*args, **kwargs)
+    if not torch.compiler.is_compiling():
+        rest = laid_out(rest, layout_of(out))
     return out, (out is first(args, kwargs), slopes, rest, mode.state_after(func))
 
 

@@ -30,6 +30,7 @@ from seht.engines.kinks.constants import (
     HOOKED,
     PADDED,
 )
+from seht.engines.kinks.draws import DRAWN
 from seht.engines.kinks.norms import dist, norm, pairwise_distance
 from seht.engines.kinks.pieces import LINEAR, RELU, sided
 from seht.engines.kinks.places import REDUCED, indexed, pooled
@@ -245,6 +246,17 @@ KINKS: dict[Any, Rule] = {
         refused("with eps has kinks", lambda x, eps=None, **_: eps is not None),
     ),
     F.embedding: PADDED,
+    # random numbers
+    **dict.fromkeys(
+        spellings("""
+            dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_
+            feature_dropout feature_dropout_ feature_alpha_dropout feature_alpha_dropout_
+            native_dropout rand_like randn_like randint_like uniform_ normal_ exponential_
+            geometric_ cauchy_ log_normal_ random_ binomial lstm gru rnn_tanh
+            scaled_dot_product_attention multi_head_attention_forward
+        """),
+        DRAWN,
+    ),
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),
 }
 

@@ -177,6 +177,13 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(y) if inplace else y
 
 
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    # At 0 the fused double backward takes another side than the backward.
+    if weight.numel() > 1 and input.dim() > 1:
+        weight = weight.view(1, -1, *(1,) * (input.dim() - 2))
+    return torch.where(input > 0, input, weight * input)
+
+
 def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -203,6 +210,7 @@ SAFE: dict[Any, Callable[..., Any]] = {
     torch._weight_norm: weight_norm,
     F.hardsigmoid: _hardsigmoid,
     F.multi_margin_loss: losses.multi_margin,
+    **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), _prelu),
     **{f: _without_cudnn(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     **{
         f: _refuse(f"{f.__name__} is wrong at the third order and has no replacement here")

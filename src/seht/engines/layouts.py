@@ -18,7 +18,9 @@ Layout = tuple[int, ...] | list[Any] | None
 
 
 def layout_of(value: Any) -> Layout:
-    """How a result lies in memory."""
+    """How a result lies in memory; unknown while code is compiled, which has its own layouts."""
+    if torch.compiler.is_compiling():
+        return None
     if isinstance(value, (tuple, list)):
         return [layout_of(item) for item in value]
     # Other kinds of tensor (sparse, nested, those of torch.vmap) have no strides of their own.

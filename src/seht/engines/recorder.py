@@ -170,10 +170,9 @@ class Recorder(Mode):
         self, call: tuple[Any, bool], decision: Any, copy: bool = False, out: Any = None
     ) -> None:
         place = len(self.tape)
-        tracing = torch.compiler.is_compiling()  # compiled code has layouts of its own
-        layout = None if tracing or out is None else layout_of(out)
-        self.tape.append((call, copies(decision) if copy else decision, copy, layout))
-        if not copy and not tracing:
+        kept = copies(decision) if copy else decision
+        self.tape.append((call, kept, copy, layout_of(out)))
+        if not copy and not torch.compiler.is_compiling():
             for tensor in tensors(decision):
                 self._places[id(tensor)] = place
 

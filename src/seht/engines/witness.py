@@ -37,7 +37,7 @@ def unrepeatable(what: str) -> UnrepeatableError:
     return UnrepeatableError(
         f"the closure cannot be repeated: {what}. It runs several times in a penalised step and "
         "must compute the same loss each time: draw the batch and read hidden states before it, "
-        "return new states as aux, and use torch's own random numbers"
+        "return new states as aux, and draw from the global random numbers of torch, Python or NumPy"
     )
 
 

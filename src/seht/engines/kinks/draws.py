@@ -17,13 +17,12 @@ from seht.engines.layouts import laid_out, layout_of
 
 
 def _record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    tracing = torch.compiler.is_compiling()  # compiled code has layouts of its own
-    layout = None if tracing else (layout_of(args), layout_of(tuple(kwargs.values())))
+    layout = layout_of(args), layout_of(tuple(kwargs.values()))
     return func(*args, **kwargs), layout
 
 
 def _replay(mode: Any, layout: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    if layout is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return func(*args, **kwargs)
     own = laid_out(args, layout[0])
     named = laid_out(tuple(kwargs.values()), layout[1])

@@ -149,6 +149,22 @@ def workspace_that_is_filled_each_time(model, x, y):
     return closure
 
 
+def sparse(layout):
+    """A constant sparse matrix, as a graph network has it."""
+
+    def builder(model, x, y):
+        graph = torch.eye(len(x)).double().roll(1, 0) + torch.eye(len(x)).double()
+        graph = graph.to_sparse(layout=layout, **BLOCKS.get(layout, {}))
+        return lambda: loss(model(graph @ x), y)
+
+    return builder
+
+
+BLOCKS = {torch.sparse_bsr: {"blocksize": (2, 2)}}
+for _layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
+    BUILDERS[str(_layout).removeprefix("torch.")] = sparse(_layout)
+
+
 @keep
 def views_of_views(model, x, y):
     def closure():

@@ -235,6 +235,17 @@ def another_module(model, x, y):
     return lambda: loss(next(heads)(model(x)), y)
 
 
+@says("matmul.* read another tensor")
+def sparse_matrix_that_is_written(model, x, y):
+    graph = torch.eye(len(x)).double().to_sparse_csr()
+
+    def closure():
+        graph.values().data.mul_(1.1)
+        return loss(graph @ model(x), y)
+
+    return closure
+
+
 # --- other numbers --------------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ NUMBERS = ["layer_drop", "shuffled_in_python", "numpy_normal_numbers_one_by_one"
     "options", [{"curvature": "ggn"}, {"kinks": "free"}, {"on": True}], ids=str
 )
 def test_global_random_numbers_end_where_one_plain_run_leaves_them(name, options):
-    model, closure = build(FINE[name])
+    _, closure = build(FINE[name])
     closure()
     expected = host_random()
     model, closure = build(FINE[name])
@@ -95,7 +95,7 @@ def test_measuring_repeats_global_random_numbers(name):
         model, closure = build(FINE[name])
         return replicates(model, closure, probes=2, estimator=seht.SehtH()).traces
 
-    model, closure = build(FINE[name])
+    _, closure = build(FINE[name])
     closure()
     expected, found = host_random(), traces()
     assert host_random() == expected

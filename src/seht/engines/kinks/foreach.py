@@ -1,4 +1,4 @@
-"""``torch._foreach_*``: functions of lists of tensors, each entry by the rule of its own function."""
+"""``torch._foreach_*``: functions of lists of tensors, each by the rule of its single form."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Each builder takes ``(model, x, y)`` and returns the closure; the model is a ReL
 modules 0 (linear), 2 (ReLU) and 4 (linear). They run in float64, in both engines.
 """
 
+import random
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -147,6 +149,22 @@ def workspace_that_is_filled_each_time(model, x, y):
     return closure
 
 
+def sparse(layout):
+    """A constant sparse matrix, as a graph network has it."""
+
+    def builder(model, x, y):
+        graph = torch.eye(len(x)).double().roll(1, 0) + torch.eye(len(x)).double()
+        graph = graph.to_sparse(layout=layout, **BLOCKS.get(layout, {}))
+        return lambda: loss(model(graph @ x), y)
+
+    return builder
+
+
+BLOCKS = {torch.sparse_bsr: {"blocksize": (2, 2)}}
+for _layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
+    BUILDERS[str(_layout).removeprefix("torch.")] = sparse(_layout)
+
+
 @keep
 def views_of_views(model, x, y):
     def closure():
@@ -214,6 +232,50 @@ def mixup(model, x, y):
     def closure():
         share = torch.distributions.Beta(0.5, 0.5).sample().item()
         return loss(model(share * x + (1 - share) * x[torch.randperm(len(x))]), y)
+
+    return closure
+
+
+@keep
+def layer_drop(model, x, y):
+    """A layer is left out now and then, as Python's random numbers say."""
+
+    def closure():
+        h = model[0](x)
+        for _ in range(6):
+            if random.random() < 0.5:
+                h = model[2](h) + h.sin()
+        return loss(seht.boundary(model[4](h)), y)
+
+    return closure
+
+
+@keep
+def shuffled_in_python(model, x, y):
+    def closure():
+        rows = list(range(len(x)))
+        random.shuffle(rows)
+        return loss(model(x[rows] * random.gauss(1, 0.1)), y)
+
+    return closure
+
+
+@keep
+def numpy_random(model, x, y):
+    return lambda: loss(model(x + torch.from_numpy(np.random.rand(*x.shape))), y)
+
+
+@keep
+def numpy_normal_numbers_one_by_one(model, x, y):
+    """They are drawn in pairs, of which the second waits."""
+    return lambda: loss(model(x) * np.random.randn(), y)
+
+
+@keep
+def mixup_by_numpy(model, x, y):
+    def closure():
+        share = np.random.beta(0.5, 0.5)
+        return loss(model(share * x + (1 - share) * x[np.random.permutation(len(x))]), y)
 
     return closure
 

@@ -75,7 +75,7 @@ def huber(
     """d^2 / 2 near 0, delta (|d| - delta / 2) beyond delta."""
     d = input - target
     size = d.abs()
-    loss = torch.where(size <= delta, d * d / 2, delta * (size - delta / 2))
+    loss = torch.where(size < delta, d * d / 2, delta * (size - delta / 2))
     return _reduce(loss if weight is None else loss * weight, reduction)
 
 
@@ -121,7 +121,8 @@ def multi_margin(
     """The mean over wrong classes of max(0, margin - x_y + x_i)^p."""
     rows = input if input.dim() == 2 else input.unsqueeze(0)
     labels = target.reshape(-1, 1)
-    loss = (margin - rows.gather(1, labels) + rows).clamp(min=0) ** p
+    # Flat at the margin itself, as PyTorch has it, where a clamp would have a slope.
+    loss = (margin - rows.gather(1, labels) + rows).relu() ** p
     if weight is not None:
         loss = loss * weight[labels]
     wrong = torch.ones_like(loss).scatter(1, labels, 0.0)

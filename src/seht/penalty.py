@@ -289,7 +289,7 @@ class HessianTrace:
             output = closure()
         loss = check_loss(split(output)[0])
         after = RandomState(task.model.parameters())
-        with after.kept():
+        with after.all_kept():
             estimate = self._engine.estimate(replace(task, limit=None), watch=True)
         estimate.loss, estimate.output, estimate.commit = loss, output, buffers.commit
         return estimate

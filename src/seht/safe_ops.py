@@ -83,6 +83,13 @@ def _unchunked(*args: Any, options: Any = None, **kwargs: Any) -> Tensor:
     return F.linear_cross_entropy(*args, **kwargs)
 
 
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    # At 0 the fused double backward takes another side than the backward.
+    if weight.numel() > 1 and input.dim() > 1:
+        weight = weight.view(1, -1, *(1,) * (input.dim() - 2))
+    return torch.where(input > 0, input, weight * input)
+
+
 def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,6 +110,7 @@ SAFE: dict[Any, Callable[..., Any]] = {
     F.multilabel_margin_loss: losses.multilabel_margin,
     torch.cdist: _distance(torch.cdist, losses.cdist),
     torch.pdist: _distance(torch.pdist, losses.pdist),
+    **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), _prelu),
     **{f: _without_cudnn(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     **{
         f: _attention(f)

@@ -269,3 +269,35 @@ def test_inductor_replays_its_dropout_masks():
         torch.manual_seed(6)
         penalty(lambda: F.cross_entropy(compiled(x), y)).backward()
     assert abs(penalty.last.trace) < 1e4  # with another mask in each pass it would be of order 1/e
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_dropout_behind_images_with_their_channels_last(form):
+    """The two graphs draw the same mask: what is replayed in the second lies as in the first."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.conv, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(16, 3)
+            self.double()
+
+        def forward(self, x):
+            h = F.dropout(F.max_pool2d(F.relu(self.conv(x)), 2), 0.3)
+            return self.head(h.flatten(1))
+
+    x, y = images()
+    x = x.to(memory_format=torch.channels_last)
+    found = []
+    for compiling in (False, True):
+        model = Pooled()
+        called = torch.compile(model, backend="aot_eager") if compiling else model
+        penalty = seht.HessianTrace(model, weight=WEIGHT, seed=5)
+        closure = lambda called=called: F.cross_entropy(called(x), y)
+        torch.manual_seed(7)
+        penalty.backward(closure) if form == "lean" else penalty(closure).backward()
+        found.append((penalty.last.loss, penalty.last.trace, gradients(model.parameters())))
+    (loss, trace, wanted), got = found
+    assert got[:2] == pytest.approx((loss, trace), rel=1e-8)
+    assert_gradients(got[2], wanted, rtol=1e-7)

@@ -9,6 +9,7 @@ from functools import cache
 
 import kinks_constants  # noqa: F401  (the modules add their cases)
 import kinks_elementwise  # noqa: F401
+import kinks_foreach  # noqa: F401
 import kinks_losses  # noqa: F401
 import kinks_places  # noqa: F401
 import pytest

@@ -13,6 +13,7 @@ from helpers import Snapshot
 from stepping import FORMS, WEIGHT, assert_gradients, gradients, mlp, penalise, rows, warm_up
 
 import seht
+from seht.engines.graphfree import replicates
 
 FINE = {**repeatable.BUILDERS, **constants.BUILDERS}
 
@@ -22,6 +23,12 @@ def build(builder):
     np.random.seed(1)
     model = mlp(norm=False)
     return model, builder(model, *rows(32))
+
+
+def host_random():
+    """The state of Python's and NumPy's global random numbers."""
+    name, key, *rest = np.random.get_state()
+    return random.getstate(), name, key.tolist(), rest
 
 
 # --- on the first steps -------------------------------------------------------------------------
@@ -52,15 +59,69 @@ def test_the_same_with_the_gauss_newton_trace(name, curvature):
 def test_what_can_be_repeated_is_right(name, warm):
     model, closure = build(FINE[name])
     expected = penalise(model, closure, "autograd")
-    wanted, after = gradients(model.parameters()), Snapshot(model)
+    wanted, after, host = gradients(model.parameters()), Snapshot(model), host_random()
     for form in FORMS:
         model, closure = build(FINE[name])
         got = penalise(model, closure, form, warm=warm)
         assert got.last.trace == pytest.approx(expected.last.trace, rel=1e-5, abs=1e-8)
         assert_gradients(gradients(model.parameters()), wanted)
         assert torch.equal(torch.get_rng_state(), after.random)
+        assert host_random() == host
         for key, value in model.state_dict().items():
             torch.testing.assert_close(value, after.state[key], rtol=1e-9, atol=1e-12)
+
+
+NUMBERS = ["layer_drop", "shuffled_in_python", "numpy_normal_numbers_one_by_one"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "options", [{"curvature": "ggn"}, {"kinks": "free"}, {"on": True}], ids=str
+)
+def test_global_random_numbers_end_where_one_plain_run_leaves_them(name, options):
+    _, closure = build(FINE[name])
+    closure()
+    expected = host_random()
+    model, closure = build(FINE[name])
+    if options.pop("on", False):
+        options["on"] = closure  # which is measured beside the loss, and leaves no trace
+    penalise(model, closure, "scalar", **options)
+    assert host_random() == expected
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_measuring_repeats_global_random_numbers(name):
+    def traces():
+        model, closure = build(FINE[name])
+        return replicates(model, closure, probes=2, estimator=seht.SehtH()).traces
+
+    _, closure = build(FINE[name])
+    closure()
+    expected, found = host_random(), traces()
+    assert host_random() == expected
+    assert found == pytest.approx(traces(), rel=1e-12)
+    assert max(map(abs, found)) < 1e3  # other layers in one of the passes: 1e5 and more
+
+
+def layer_drop_traces(form):
+    """Of several steps, each of which leaves out other layers."""
+    model, closure = build(FINE["layer_drop"])
+    if form == "autograd":  # with a hook the reference runs its closure twice
+        model[4].register_full_backward_hook(lambda *_: None)
+    engine = "autograd" if form == "autograd" else "difference"
+    penalty = seht.HessianTrace(model, weight=WEIGHT, seed=5, engine=engine)
+    found = []
+    for _ in range(12):
+        penalty.backward(closure) if form == "lean" else penalty(closure)
+        found.append(penalty.last.trace)
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layer_drop_step_after_step(form):
+    expected = layer_drop_traces("autograd")
+    assert len({round(value, 6) for value in expected}) > 3
+    assert layer_drop_traces(form) == pytest.approx(expected, rel=1e-4)
 
 
 # --- later ----------------------------------------------------------------------------------------

@@ -127,3 +127,19 @@ def test_tf32_on_a_card(form, curvature, tf32):
         penalty.backward(closure) if form == "lean" else penalty(closure).backward()
         found.append(gradients(model.parameters()))
     assert_gradients(found[1], found[0], rtol=5e-3)
+
+
+@every_engine
+def test_after_global_flags_were_disabled(tf32, engine, monkeypatch):
+    """``torch.backends.disable_global_flags()`` forbids assignments that are not taken back."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = torch.randn(6, 3).double(), torch.arange(6) % 2
+    closure = lambda: F.cross_entropy(model(x), y)
+    expected = seht.hessian_trace(model, closure, seed=1, engine=engine).item()
+    disable = torch.backends.disable_global_flags
+    with monkeypatch.context() as patch:  # it has no counterpart
+        patch.setitem(disable.__globals__, "__allow_nonbracketed_mutation_flag", False)
+        before = flags()
+        assert torch.backends.flags_frozen()
+        assert seht.hessian_trace(model, closure, seed=1, engine=engine).item() == expected
+        assert flags() == before

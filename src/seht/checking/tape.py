@@ -10,8 +10,9 @@ ones replay
 - what autograd holds constant: ``detach``, ``.data``, everything under ``no_grad``, the row of an
   embedding's ``padding_idx``.
 
-Nothing else is touched: every other operation runs as the model calls it. Kinks that are not in
-these tables stay free; :mod:`seht.checking.truth` notices them, since its steps then disagree.
+Nothing else is touched: every other operation runs as the model calls it, on results that lie in
+memory as they would. Kinks that are not in these tables stay free; :mod:`seht.checking.truth`
+notices them, since its steps then disagree.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Tape(TorchFunctionMode):
     def _linear(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         x = args[0]
 
-        def piece() -> tuple[Tensor, Tensor, bool]:
+        def piece() -> tuple[Tensor, Tensor, bool, tuple[int, ...]]:
             centre = x.detach().requires_grad_()
             copied = centre.clone()  # some of these functions write into their input
             y = func(copied, *args[1:], **kwargs)
@@ -130,17 +131,18 @@ class Tape(TorchFunctionMode):
                 slope = torch.zeros_like(centre)
             else:
                 (slope,) = torch.autograd.grad(y, centre, torch.ones_like(y))
-            return slope, y.detach() - slope * x.detach(), y is copied
+            return slope, y.detach() - slope * x.detach(), y is copied, y.stride()
 
-        slope, offset, in_place = self._keep(func, piece)
+        slope, offset, in_place, strides = self._keep(func, piece)
         y = slope * x + offset
-        return x.copy_(y) if in_place else y
+        return x.copy_(y) if in_place else _strided(y, strides)
 
     def _pool(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         x, (with_indices, axes) = args[0], POOLS[func]
         kwargs = {name: value for name, value in kwargs.items() if name != "return_indices"}
-        at = self._keep(func, lambda: with_indices(x.detach(), *args[1:], **kwargs)[1])
-        return x.flatten(-axes).gather(-1, at.flatten(-axes)).view(at.shape)
+        out, at = self._keep(func, lambda: with_indices(x.detach(), *args[1:], **kwargs))
+        y = x.flatten(-axes).gather(-1, at.flatten(-axes)).view(at.shape)
+        return _strided(y, out.stride())
 
     def _embedding(
         self, at: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any
@@ -164,6 +166,13 @@ class Tape(TorchFunctionMode):
             with torch.no_grad():
                 return out.copy_(kept)
         return kept.clone()
+
+
+def _strided(y: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Laid out in memory as the function itself does: dropout draws its mask in that order."""
+    if y.stride() == strides:
+        return y
+    return torch.empty_strided(y.shape, strides, dtype=y.dtype, device=y.device).copy_(y)
 
 
 def _only_input(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -158,7 +158,7 @@ def _run(
 @contextmanager
 def _repeated(random: RandomState, start: list[Tensor]) -> Iterator[None]:
     """Another run of the closure in the block, with the random numbers of the first."""
-    end = random.read()
+    end = random.end()
     random.begin(start)
     try:
         with extra_run():
@@ -166,7 +166,7 @@ def _repeated(random: RandomState, start: list[Tensor]) -> Iterator[None]:
         if not random.equals(end):
             raise unrepeatable("it drew other random numbers than before")
     finally:
-        random.write(end)
+        random.finish(end)
 
 
 def hutchinson(loss: Tensor, task: Task) -> tuple[Tensor, tuple[str, ...]]:

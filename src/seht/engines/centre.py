@@ -71,7 +71,7 @@ class Centre:
         except KeepGraph:
             self.random.begin(self.start)
             raise
-        self.end = self.random.read()
+        self.end = self.random.end()
         self._survey(since)
         if not task.differentiable:  # the value needs no other gradient
             self.leaves = list(self.used.values())

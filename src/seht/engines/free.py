@@ -55,7 +55,7 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
                         result = _run(task.closure, again=commit is not None)
                     loss = check_loss(split(result)[0])
                     if commit is None:
-                        output, commit, end = result, buffers.commit, random.read()
+                        output, commit, end = result, buffers.commit, random.end()
                         others = buffers.others
                         leaves, older = leaves_of([loss], since)
                         precision.check_leaves(leaves)
@@ -66,7 +66,7 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
                         )
             finally:
                 if commit is not None:
-                    random.write(end)
+                    random.finish(end)
             along = sum(
                 (g * sigma[n]).sum().double()
                 for n, w in task.weights.items()

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from seht.engines.confident import CONFIDENT
 from seht.engines.halves import mixed, wide, widened
 from seht.engines.kinks import DETACH, KINKS, RANDOM
-from seht.engines.kinks.rules import Rule
+from seht.engines.kinks.rules import Rule, depends
 from seht.engines.persample.errors import COMPILED, ExampleError
 from seht.engines.precision import DEVICES, Precision, any_autocast
 from seht.engines.state import RandomState, break_in
@@ -98,7 +98,7 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if self.precision.widens:
             func, args, kwargs = widened(func, args, kwargs)
-        if self.witness is None:
+        if self.witness is None or self.depth:  # the composite as a whole has been looked at
             return self._call(func, args, kwargs)
         self.witness.see(func, args, kwargs, frozen=self.frozen(), lenient=self.lenient)
         out = self._call(func, args, kwargs)
@@ -177,9 +177,13 @@ class Mode(TorchFunctionMode):
             self.random.write(state)
 
 
-def idle(func: Any) -> bool:
-    """A detach in the forward of a custom Function, where nothing is tracked anyway."""
-    return func in DETACH and not torch.is_grad_enabled()
+def idle(rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function runs as it is although it has a rule: of constants, and what decides
+    nothing in the forward of a custom Function, where nothing is tracked anyway.
+    """
+    if rule.taped and not rule.always and not depends(args, kwargs):
+        return True
+    return (rule.always or func in DETACH) and not torch.is_grad_enabled()
 
 
 class Generators(TorchFunctionMode):

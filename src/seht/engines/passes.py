@@ -59,7 +59,7 @@ class Passes(Centre):
                     self._watch = False  # one comparison is enough
                 yield output
         finally:
-            self.random.write(self.end)
+            self.random.finish(self.end)
 
     def _again(self) -> Any:
         try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.kinks import IN_PLACE
+from seht.engines.layouts import duplicate
 
 StandIns = dict[int, tuple[Tensor, Tensor]]
 """By identity of a result: the result and the leaf that stands for it."""
@@ -94,7 +95,7 @@ def stand_in(out: Any, stand_ins: StandIns) -> Any:
 
 def copies(value: Any) -> Any:
     """The same structure with a copy of every tensor, none of which has a graph."""
-    return value.detach().clone() if isinstance(value, Tensor) else _each(value, copies)
+    return duplicate(value) if isinstance(value, Tensor) else _each(value, copies)
 
 
 def _each(value: Any, function: Any) -> Any:

@@ -19,7 +19,8 @@ from seht.engines.aliases import Aliases
 from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE
 from seht.engines.kinks.constants import offset
-from seht.engines.kinks.rules import KinkError, depends, first
+from seht.engines.kinks.rules import KinkError, first
+from seht.engines.layouts import Layout, layout_of
 from seht.engines.mode import Mode, idle
 from seht.engines.persample.tracking import Tracker
 from seht.engines.prefix import Prefix, copies, root_of, shares_memory, tensors, version
@@ -39,8 +40,10 @@ class Recorder(Mode):
         self, random: RandomState, *, compact: bool = False, prefix: Prefix | None = None
     ) -> None:
         super().__init__(random, compact)
-        self.tape: list[tuple[tuple[Any, bool], Any, bool]] = []
-        """Function and whether it was frozen; decision; whether to hand out copies of it."""
+        self.tape: list[tuple[tuple[Any, bool], Any, bool, Layout]] = []
+        """Function and whether it was frozen; decision; whether to hand out copies of it; how the
+        result lies in memory.
+        """
         self.asked = asked.get()
         self.compiles = compiles()
         # Compiled code is not replayed call by call: the centre and the others have own graphs.
@@ -64,7 +67,8 @@ class Recorder(Mode):
         prefix = self.prefix
         if prefix is None or prefix.closed or self.depth or torch.compiler.is_compiling():
             return self._record(func, args, kwargs)
-        if not prefix.open_to(args, kwargs):
+        # Within torch.vmap and its kin a result means nothing once the transform has ended.
+        if not prefix.open_to(args, kwargs) or torch._C._are_functorch_transforms_active():
             prefix.close(len(self.tape), self.random.read())
             return self._record(func, args, kwargs)
         out = self._record(func, args, kwargs)
@@ -88,7 +92,7 @@ class Recorder(Mode):
         if self.frozen():
             return self._constant(func, args, kwargs)
         rule = self.rule(func)
-        if rule is None or (rule.taped and not depends(args, kwargs)) or idle(func):
+        if rule is None or idle(rule, func, args, kwargs):
             return func(*args, **kwargs)
         if rule.taped and not torch.is_grad_enabled():
             # The user's no_grad is handled above: this is the forward of a custom Function.
@@ -101,7 +105,7 @@ class Recorder(Mode):
         if rule.taped:
             # A detached weight lies in the weight's own memory, and would move with it.
             alias = func in DETACH and isinstance(first(args, kwargs), nn.Parameter)
-            self._remember((func, False), decision, alias)
+            self._remember((func, False), decision, alias, out)
             if func in DETACH and self._aliases.note(first(args, kwargs), out):
                 self._places[id(out)] = len(self.tape) - 1
         return out
@@ -162,9 +166,12 @@ class Recorder(Mode):
         self._weights.update({id(w): w for w in weights})
         return any(shares_memory(w, out) for w in self._weights.values())
 
-    def _remember(self, call: tuple[Any, bool], decision: Any, copy: bool = False) -> None:
+    def _remember(
+        self, call: tuple[Any, bool], decision: Any, copy: bool = False, out: Any = None
+    ) -> None:
         place = len(self.tape)
-        self.tape.append((call, copies(decision) if copy else decision, copy))
+        kept = copies(decision) if copy else decision
+        self.tape.append((call, kept, copy, layout_of(out)))
         if not copy and not torch.compiler.is_compiling():
             for tensor in tensors(decision):
                 self._places[id(tensor)] = place
@@ -177,5 +184,5 @@ class Recorder(Mode):
         for tensor in (target, root_of(target)):
             place = self._places.pop(id(tensor), None)
             if place is not None:
-                call, decision, _ = self.tape[place]
-                self.tape[place] = (call, copies(decision), True)
+                call, decision, _, layout = self.tape[place]
+                self.tape[place] = (call, copies(decision), True, layout)

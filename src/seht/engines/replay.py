@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seht.engines.kinks.rules import depends
+from seht.engines.layouts import Layout, laid_out
 from seht.engines.mode import Generators, Mode, idle
 from seht.engines.persample.signs import Signs
 from seht.engines.prefix import StandIns, alike, copies, tensors
@@ -71,7 +71,7 @@ class Replayer(Mode):
             ended = self.switch(args[0])
             func(*args)
             if ended and not self._in_prefix and not self._compiles:
-                self.random.write(self._take(func, True))
+                self.random.write(self._take(func, True)[0])
             return None
         if "generator" in kwargs and self.meets(kwargs["generator"]):
             self._generators.meet(kwargs["generator"])
@@ -87,10 +87,12 @@ class Replayer(Mode):
         if self.frozen():
             return self._constant(func, args, kwargs)
         rule = self.rule(func)
-        if rule is None or (rule.taped and not depends(args, kwargs)) or idle(func):
+        if rule is None or idle(rule, func, args, kwargs):
             return func(*args, **kwargs)
-        decision = self._take(func, False) if rule.taped else None
-        return rule.replay(self, decision, func, args, kwargs)
+        if not rule.taped:
+            return rule.replay(self, None, func, args, kwargs)
+        decision, layout = self._take(func, False)
+        return laid_out(rule.replay(self, decision, func, args, kwargs), layout)
 
     def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
         """What an activation checkpoint that is made now has to run again in: its decisions."""
@@ -114,7 +116,7 @@ class Replayer(Mode):
         return self._prefix.again(self._skipped - 1, self.aliases)
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        out, same, written, moved, state = self._take(func, True)
+        (out, same, written, moved, state), _ = self._take(func, True)
         if moved is not None:
             args[0].add_(moved)
         given = list(tensors((args, tuple(kwargs.values())))) if written or same is not None else []
@@ -124,18 +126,18 @@ class Replayer(Mode):
         self.jump_to(state)
         return out if same is None else given[same]
 
-    def _take(self, func: Any, frozen: bool) -> Any:
+    def _take(self, func: Any, frozen: bool) -> tuple[Any, Layout]:
         call = (func, frozen)
         while self._next < len(self._tape) and self._left_out(call):
             self._next += 1
         if self._next == len(self._tape):
             raise unrepeatable(f"it decided more than before, at {name(func)}")
-        known, decision, copy = self._tape[self._next]
+        known, decision, copy, layout = self._tape[self._next]
         if known != call:
             raise unrepeatable(f"it called {name(func)} where it had called {name(known[0])}")
         self._used.append(self._next)
         self._next += 1
-        return copies(decision) if copy else decision
+        return (copies(decision) if copy else decision), layout
 
     def _left_out(self, call: tuple[Any, bool] | None) -> bool:
         """Whether the next decision belongs to a metric, which a replaying closure may skip."""

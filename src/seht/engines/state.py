@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,14 +18,68 @@ from torch import Tensor
 from seht.engines.base import Directions
 
 
+class HostRandom:
+    """The global random numbers of Python and NumPy, for closures that draw from them (layer drop).
+
+    They are read before and after the first run of a closure, and touched only where it moved
+    them: another thread may draw from them meanwhile. NumPy is not imported for it.
+    """
+
+    def __init__(self) -> None:
+        self._start = _host()
+        self._end: dict[str, Any] | None = None
+        self._moved = list(self._start)  # until more is known
+
+    def end(self) -> None:
+        """The first run has ended."""
+        self._end = _host()
+        self._moved = [k for k, v in self._start.items() if not _same(v, self._end[k])]
+
+    def begin(self) -> None:
+        """Go back to where the first run began."""
+        self._write(self._start)
+
+    def restore(self) -> None:
+        """Go to where the first run ended."""
+        if self._end is not None:
+            self._write(self._end)
+
+    def _write(self, state: dict[str, Any]) -> None:
+        if "random" in self._moved:
+            random.setstate(state["random"])
+        if "numpy.random" in self._moved:
+            sys.modules["numpy.random"].set_state(state["numpy.random"])
+
+
+def _host() -> dict[str, Any]:
+    found: dict[str, Any] = {"random": random.getstate()}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found["numpy.random"] = numpy.get_state(legacy=False)
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two states are one; NumPy's are dictionaries with an array in them."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    return bool(a.tobytes() == b.tobytes() if hasattr(a, "tobytes") else a == b)
+
+
 class RandomState:
-    """The random state of the CPU, of the accelerators in use and of generators met on the way."""
+    """The random state of the CPU, of the accelerators in use and of generators met on the way.
+
+    It is made right before the first run of a closure: the global random numbers of Python and
+    NumPy begin there in every run (:meth:`begin`), and end where that run left them
+    (:meth:`finish`).
+    """
 
     def __init__(self, tensors: Iterable[Tensor], above: RandomState | None = None) -> None:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
         self._own: list[tuple[torch.Generator, Tensor]] = []
         self._above = above
         """Who wants to hear of generators, too."""
+        self._host = HostRandom()
 
     def meet(self, generator: torch.Generator | None) -> None:
         """A generator of the user's own: remember where it was when first seen."""
@@ -46,9 +102,20 @@ class RandomState:
 
     def begin(self, state: list[Tensor]) -> None:
         """Go back to where a pass begins: the global state given, own generators as first seen."""
+        self._host.begin()
         self.write(state[: 1 + len(self._cuda)])
         for generator, first in self._own:
             generator.set_state(first)
+
+    def end(self) -> list[Tensor]:
+        """The first run of the closure has ended: the state that it leaves."""
+        self._host.end()
+        return self.read()
+
+    def finish(self, state: list[Tensor]) -> None:
+        """Another run has ended: go to the state that the first one left."""
+        self._host.restore()
+        self.write(state)
 
     def read(self) -> list[Tensor]:
         """A copy of the state: 5 kB and some microseconds."""
@@ -84,12 +151,21 @@ class RandomState:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Leave the state as it was before the block."""
+        """Leave the state as it was before the block, which is torch's own."""
         state = self.read()
         try:
             yield
         finally:
             self.write(state)
+
+    @contextmanager
+    def all_kept(self) -> Iterator[None]:
+        """The same around a block that may draw from Python and NumPy: as when this was made."""
+        try:
+            with self.kept():
+                yield
+        finally:
+            self._host.begin()
 
 
 class Weights:

@@ -11,6 +11,8 @@ import torch
 _OPERATIONS = [(b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
 _get_new = getattr(torch._C, "_get_fp32_precision_getter", None)
 _set_new: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
+# The attribute of torch.backends.cudnn refuses after torch.backends.disable_global_flags().
+_set_cudnn = torch._C._set_cudnn_allow_tf32
 
 
 def shortened(kinds: set[str]) -> torch.dtype | None:
@@ -43,7 +45,7 @@ def unshortened() -> Iterator[None]:
     try:
         matmul = torch.get_float32_matmul_precision()
         cublas = torch.backends.cuda.matmul.allow_tf32
-        cudnn = torch.backends.cudnn.allow_tf32
+        cudnn = torch._C._get_cudnn_allow_tf32()
     except RuntimeError:
         try:
             for place in _OPERATIONS:
@@ -55,13 +57,13 @@ def unshortened() -> Iterator[None]:
         return
     try:
         torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        _set_cudnn(False)
         yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         if torch.backends.cuda.matmul.allow_tf32 != cublas:
             torch.backends.cuda.matmul.allow_tf32 = cublas
-        torch.backends.cudnn.allow_tf32 = cudnn
+        _set_cudnn(cudnn)
         for place, value in known:  # the older way sets several at once
             if _get_new is not None and _get_new(*place) != value:
                 _set_new(*place, value)

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 
-from seht.engines.kinks import IN_PLACE
+from seht.engines.kinks import IN_PLACE, RANDOM
+from seht.engines.kinks.rules import depends
+from seht.engines.layouts import layout_of
 from seht.engines.prefix import root_of, tensors, version
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
@@ -35,7 +37,7 @@ def unrepeatable(what: str) -> UnrepeatableError:
     return UnrepeatableError(
         f"the closure cannot be repeated: {what}. It runs several times in a penalised step and "
         "must compute the same loss each time: draw the batch and read hidden states before it, "
-        "return new states as aux, and use torch's own random numbers"
+        "return new states as aux, and draw from the global generators of torch, Python or NumPy"
     )
 
 
@@ -92,6 +94,8 @@ class Witness:
         found: list[Any] = []
         if not frozen:
             self._describe((args, kwargs), target, found)
+            if func in RANDOM and not depends(args, kwargs):  # drawn again, in memory's order
+                found.append(layout_of((*args, *kwargs.values())))
         self._calls.append((func, found))
         if lenient and not self._follows(func):
             self.blind = True
@@ -159,10 +163,10 @@ class Witness:
             return _Outside(value, None, _bits(value))
         still = value.device.type == "cpu" and not value.requires_grad  # weights move
         still = still and not is_functorch_wrapped_tensor(value)  # has no content to look at
-        few = value.detach().reshape(-1) if still and value.is_contiguous() else None
-        if few is not None:
-            few = _bits(few[:: -(-few.numel() // _SAMPLE) or 1])
-        return _Outside(value, version(value), few)
+        parts = _parts(value) if still else []
+        parts = [part.reshape(-1) for part in parts if part.is_contiguous()]
+        few = [_bits(part[:: -(-part.numel() // _SAMPLE) or 1]) for part in parts]
+        return _Outside(value, version(value), torch.cat(few) if few else None)
 
     def _own(self, tensor: Tensor) -> bool:
         known = self._inside.get(id(tensor))
@@ -203,9 +207,30 @@ class Witness:
         return None
 
 
+_INDICES = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+"""What a sparse tensor is made of."""
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The dense tensors that hold the content; none where they are out of reach."""
+    tensor = tensor.detach()
+    if tensor.layout is torch.strided:
+        return [] if tensor.is_nested else [tensor]
+    return [getattr(tensor, name)() for name in _INDICES.get(tensor.layout, ())]
+
+
 def _bits(tensor: Tensor) -> Tensor:
     """The content byte by byte, so that NaN equals itself; a copy."""
-    return tensor.detach().reshape(-1).clone().view(torch.uint8)
+    flat = [part.reshape(-1).clone().view(torch.uint8) for part in _parts(tensor)]
+    if len(flat) == 1:
+        return flat[0]
+    return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=tensor.device)
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

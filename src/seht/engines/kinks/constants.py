@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.kinks.rules import KeepGraph, KinkError, Rule, first
+from seht.engines.layouts import duplicate
 from seht.hooks import heard_anyway, unheard
 
 
@@ -33,7 +34,7 @@ def _alias_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, An
     # What it is an alias of may be overwritten later, by an in-place activation for one.
     # (Weights are not, and the recorder knows that they move.)
     own = isinstance(first(args, kwargs), nn.Parameter)
-    return out, (out if own else out.clone(), None)
+    return out, (out if own else duplicate(out), None)
 
 
 def _alias_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -80,12 +81,12 @@ def offset(after: Tensor, before: Tensor) -> Tensor:
 
 def _detached_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
-    return out, out.clone()
+    return out, duplicate(out)
 
 
 def _detached_replay(mode: Any, kept: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
-    out.data = kept.clone()  # new memory: the old one may be saved for a backward
+    out.data = duplicate(kept)  # new memory: the old one may be saved for a backward
     return out
 
 

@@ -1,6 +1,6 @@
 """Norms of order 1 and infinity by their definitions, the parts of which have rules of their own.
 
-Orders from 2 on are smooth (away from 0), and so are the matrix norms that come from singular
+Orders from 2 on are smooth away from 0, and so are the matrix norms that come from singular
 values; what is left, such as p = 1.5, is refused.
 """
 
@@ -52,13 +52,24 @@ def _is_matrix(x: Tensor, order: Any, dim: Any) -> bool:
     return isinstance(dim, (tuple, list)) and len(dim) == 2 and order is not None
 
 
+def _smooth(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The norm as it is. Where it is 0 it has a kink, too, and to autograd the slope 0."""
+    y = func(*args, **kwargs)
+    if mode.tracker is not None:
+        mode.tracker.follow(func, args, kwargs, y)
+    with mode.inside():
+        return torch.where(y == 0, 0.0, y), None
+
+
 def norm(kind: str) -> Rule:
     """The rule of a function that takes norms of this ``kind``: vector, matrix or either."""
 
     def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         x, order, dim, keep = _arguments(args, kwargs)
-        if not isinstance(order, (int, float)) or not depends((x,), {}):
-            return func(*args, **kwargs), None  # the default, or the name of a smooth norm
+        if not depends((x,), {}):
+            return func(*args, **kwargs), None
+        if not isinstance(order, (int, float)):  # the default, or the name of a smooth norm
+            return _smooth(mode, func, args, kwargs)
         if kind == "matrix" or (kind == "either" and _is_matrix(x, order, dim)):
             if abs(order) == 2:
                 return func(*args, **kwargs), None
@@ -66,10 +77,11 @@ def norm(kind: str) -> Rule:
         elif order in (1, math.inf):
             build = vector
         else:
-            smooth = order == 0 or order >= 2
-            return (func(*args, **kwargs), None) if smooth else _REFUSED.record(
-                mode, func, args, kwargs
-            )  # fmt: skip
+            if order >= 2:
+                return _smooth(mode, func, args, kwargs)
+            if order == 0:
+                return func(*args, **kwargs), None
+            return _REFUSED.record(mode, func, args, kwargs)
         with mode.inside():
             return build(x, order, dim, keep), None
 

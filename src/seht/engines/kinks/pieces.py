@@ -11,6 +11,7 @@ from torch import Tensor
 from seht.engines.dropping import kept_graph
 from seht.engines.kinks.bits import masked, pack
 from seht.engines.kinks.rules import KinkError, Rule, first, write_back
+from seht.engines.layouts import laid_out, layout_of
 from seht.modulus import MODULI, modulus
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
@@ -120,6 +121,7 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
         rest = rest - (slope * point).masked_fill(slope == 0, 0)
     rest = rest.masked_fill_(rest.isnan(), 0)  # where an infinite input passes through
     out = func(*args, **kwargs)
+    rest = laid_out(rest, layout_of(out))
     return out, (out is first(args, kwargs), slopes, rest, mode.state_after(func))
 
 
@@ -143,20 +145,25 @@ LINEAR = Rule(_linear_record, _linear_replay)
 # --- a smooth formula on each side ----------------------------------------------------------------
 
 
-def sided(formula: Callable[..., Tensor]) -> Rule:
-    """``formula(positive, x, ...)`` with ``positive`` the recorded side, x > 0."""
+def _positive(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x > 0
+
+
+def sided(formula: Callable[..., Tensor], sides: Callable[..., Any] = _positive) -> Rule:
+    """``formula(sides, x, ...)`` with the recorded sides: ``sides(x, ...)``, or x > 0."""
+
+    def options(args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return args[1:], {k: v for k, v in kwargs.items() if k not in ("inplace", "input", "self")}
 
     def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        x = first(args, kwargs)
-        side = x.detach() > 0
+        x, (rest, named) = first(args, kwargs), options(args, kwargs)
+        found = sides(x.detach(), *rest, **named)
         out = func(*args, **kwargs)
-        return out, (out is x, side)
+        return out, (out is x, found)
 
     def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        in_place, side = decision
-        named = {k: v for k, v in kwargs.items() if k not in ("inplace", "input", "self")}
-        return write_back(
-            first(args, kwargs), formula(side, first(args, kwargs), *args[1:], **named), in_place
-        )
+        in_place, found = decision
+        x, (rest, named) = first(args, kwargs), options(args, kwargs)
+        return write_back(x, formula(found, x, *rest, **named), in_place)
 
     return Rule(record, replay)

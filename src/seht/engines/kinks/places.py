@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seht.engines.kinks.pieces import LINEAR, real_arguments, with_slopes
 from seht.engines.kinks.rules import Rule, first
+from seht.engines.layouts import gathered
 
 
 def indexed(dim_at: int, *, default: int | None = -1) -> Rule:
@@ -32,7 +33,7 @@ def indexed(dim_at: int, *, default: int | None = -1) -> Rule:
         if x.dim() == 0:
             return type_of(func)((x.clone(), index))
         flat = index.dim() < x.dim()
-        values = x.gather(dim, index.unsqueeze(dim) if flat else index)
+        values = gathered(x, dim, index.unsqueeze(dim) if flat else index)
         return type_of(func)((values.squeeze(dim) if flat else values, index))
 
     def type_of(func: Any) -> Callable[[Any], Any]:
@@ -70,8 +71,9 @@ def pooled(with_indices: Any, spatial: int, *, options: int, pair: bool = False)
 
     def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
         index, state = decision
-        flat = first(args, kwargs).flatten(-spatial).gather(-1, index.flatten(-spatial))
+        flat = gathered(first(args, kwargs).flatten(-spatial), -1, index.flatten(-spatial))
+        out = flat.view(index.shape)
         mode.jump_to(state)
-        return (flat.view(index.shape), index) if pair else flat.view(index.shape)
+        return (out, index) if pair else out
 
     return Rule(record, replay)

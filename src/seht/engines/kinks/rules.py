@@ -39,6 +39,8 @@ class Rule(NamedTuple):
     replay: Replay
     taped: bool = True
     """False where the function itself leaves nothing to remember: its parts may."""
+    always: bool = False
+    """Whether it holds for constants, too."""
 
 
 def first(args: Any, kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht import losses
+from seht.engines.kinks import foreach
 from seht.engines.kinks.composed import composed, opened, refused
 from seht.engines.kinks.constants import (
     ALIAS,
@@ -30,6 +31,7 @@ from seht.engines.kinks.constants import (
     HOOKED,
     PADDED,
 )
+from seht.engines.kinks.draws import DRAWN
 from seht.engines.kinks.norms import dist, norm, pairwise_distance
 from seht.engines.kinks.pieces import LINEAR, RELU, sided
 from seht.engines.kinks.places import REDUCED, indexed, pooled
@@ -52,16 +54,36 @@ def spellings(names: str) -> list[Any]:
 # --- formulas with a recorded side -------------------------------------------------------------
 
 
+def _elu_sides(
+    x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> tuple[Tensor, Tensor | None]:
+    # To autograd the slope at 0 is that of the curve, and the second derivative 0.
+    return x >= 0, None if alpha * input_scale == 1 else x == 0
+
+
 def _elu(
-    pos: Tensor, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+    sides: tuple[Tensor, Tensor | None],
+    x: Tensor,
+    alpha: float = 1.0,
+    scale: float = 1.0,
+    input_scale: float = 1.0,
 ) -> Tensor:
+    straight, zero = sides
     scale = 1.0 if isinstance(scale, bool) else scale  # F.elu has its ``inplace`` there
-    return scale * torch.where(pos, x, alpha * torch.expm1(input_scale * x.masked_fill(pos, 0)))
+    curve = alpha * torch.expm1(input_scale * x.masked_fill(straight, 0))
+    line = x if zero is None else torch.where(zero, alpha * input_scale * x, x)
+    return scale * torch.where(straight, line, curve)
 
 
-def _selu(pos: Tensor, x: Tensor, *_: Any) -> Tensor:
-    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
-    return scale * _elu(pos, x, alpha)
+_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+def _selu_sides(x: Tensor, *_: Any) -> tuple[Tensor, Tensor | None]:
+    return _elu_sides(x, *_SELU)
+
+
+def _selu(sides: tuple[Tensor, Tensor | None], x: Tensor, *_: Any) -> Tensor:
+    return _elu(sides, x, *_SELU)
 
 
 def _prelu(pos: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -84,9 +106,12 @@ def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    straight = beta * input > threshold
-    curved = torch.log1p(torch.exp(beta * input.masked_fill(straight, 0))) / beta
-    return torch.where(straight, input, curved)
+    x = beta * input
+    curved = torch.log1p(torch.exp(input.masked_fill(x >= threshold, 0) * beta)) / beta
+    # To autograd the slope at the threshold is the curve's, and the second derivative 0.
+    slope = 1 / (1 + math.exp(-threshold))
+    corner = (math.log1p(math.exp(threshold)) + slope * (x - threshold)) / beta
+    return torch.where(x > threshold, input, torch.where(x == threshold, corner, curved))
 
 
 def _bends(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> bool:
@@ -129,6 +154,20 @@ def _rounded(*_: Any, rounding_mode: Any = None, **__: Any) -> bool:
     return rounding_mode is not None
 
 
+def _foreach_rules() -> dict[Any, Rule]:
+    found: dict[Any, Rule] = {}
+    for end in ("", "_"):
+        for name in ("abs", "ceil", "floor", "frac", "round", "sign", "trunc"):
+            rule = composed(foreach.unary(name, in_place=bool(end)))
+            found |= dict.fromkeys(spellings(f"_foreach_{name}{end}"), rule)
+        # In place the last two have no derivative.
+        for name in ("clamp_max", "clamp_min", "maximum", "minimum")[: 2 if end else 4]:
+            rule = composed(foreach.binary(getattr(torch, name), in_place=bool(end)))
+            found |= dict.fromkeys(spellings(f"_foreach_{name}{end}"), rule)
+    found |= dict.fromkeys(spellings("_foreach_max"), composed(foreach.unary("max")))
+    return found | dict.fromkeys(spellings("_foreach_norm"), composed(foreach.norm))
+
+
 KINKS: dict[Any, Rule] = {
     **dict.fromkeys(spellings("relu relu_"), RELU),
     **dict.fromkeys(
@@ -144,8 +183,8 @@ KINKS: dict[Any, Rule] = {
         LINEAR,
     ),
     # smooth on each side
-    **dict.fromkeys(spellings("elu elu_"), sided(_elu)),
-    **dict.fromkeys(spellings("selu selu_"), sided(_selu)),
+    **dict.fromkeys(spellings("elu elu_"), sided(_elu, _elu_sides)),
+    **dict.fromkeys(spellings("selu selu_"), sided(_selu, _selu_sides)),
     **dict.fromkeys(spellings("prelu"), sided(_prelu)),
     **dict.fromkeys(spellings("celu"), composed(_celu)),
     **dict.fromkeys(spellings("celu_"), composed(partial(_celu, inplace=True))),
@@ -221,6 +260,8 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         spellings("pdist"), composed(losses.pdist, lambda x, p=2.0, **_: not 2 <= p < math.inf)
     ),
+    # of lists of tensors
+    **_foreach_rules(),
     # kinks without a rule
     **dict.fromkeys(
         spellings("""
@@ -249,6 +290,17 @@ KINKS: dict[Any, Rule] = {
         refused("with eps has kinks", lambda x, eps=None, **_: eps is not None),
     ),
     F.embedding: PADDED,
+    # random numbers
+    **dict.fromkeys(
+        spellings("""
+            dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_
+            feature_dropout feature_dropout_ feature_alpha_dropout feature_alpha_dropout_
+            native_dropout rand_like randn_like randint_like uniform_ normal_ exponential_
+            geometric_ cauchy_ log_normal_ random_ binomial lstm gru rnn_tanh
+            scaled_dot_product_attention multi_head_attention_forward
+        """),
+        DRAWN,
+    ),
     F.embedding_bag: refused("with mode='max' or max_norm has kinks", _bag_kink),
 }
 

@@ -68,7 +68,9 @@ def smaller(spec: Spec) -> Iterator[Spec]:
     for i, one in enumerate(spec.parts):
         if len(spec.parts) > 1:
             yield replace(spec, parts=spec.parts[:i] + spec.parts[i + 1 :])
-        less = [replace(one, nodes=one.nodes[:k] + one.nodes[k + 1 :]) for k in range(len(one.nodes))]
+        less = [
+            replace(one, nodes=one.nodes[:k] + one.nodes[k + 1 :]) for k in range(len(one.nodes))
+        ]
         less += [replace(one, residual=False), replace(one, recompute="none")]
         less += [replace(one, layer="conv" if spec.domain == "image" else "linear")]
         yield from (replace(spec, parts=(*spec.parts[:i], o, *spec.parts[i + 1 :])) for o in less)

@@ -4,8 +4,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from programs.nodes import Function
 from torch import Tensor
+
+from programs.nodes import Function
 
 
 def on(x: Tensor, condition: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs.spec import Spec
-from programs.truth import ESTIMATORS, Answer, Invalid, Truth, dot, taken
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 import seht
+from programs.spec import Spec
+from programs.truth import ESTIMATORS, Answer, Invalid, Truth, dot, taken
 from seht import probes
 from seht.guards import PenaltyWarning
 
@@ -48,7 +48,7 @@ def refusal(error: Exception) -> bool:
     code = trace.tb_frame.f_code.co_filename
     line = linecache.getline(code, trace.tb_lineno).strip()
     own = code.startswith(HOME) and line.startswith("raise")
-    return own and 0 < len(str(error)) and "\n" not in str(error).strip()
+    return own and len(str(error)) > 0 and "\n" not in str(error).strip()
 
 
 class Found(Answer):
@@ -190,5 +190,7 @@ def _drawn(truth: Truth) -> str:
     error = math.sqrt(sum((v - mean) ** 2 for v in values) / (DRAWS - 1) / DRAWS)
     right = truth.exact()
     if abs(mean - right) > 6 * error + 1e-4 * abs(right) + 1e-7:
-        raise Wrong(f"the mean of {DRAWS} draws is {mean:.6g} +- {error:.2g}, the trace {right:.6g}")
+        raise Wrong(
+            f"the mean of {DRAWS} draws is {mean:.6g} +- {error:.2g}, the trace {right:.6g}"
+        )
     return "right"

@@ -4,8 +4,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from programs.nodes import Node, Run, Weights
 from torch import Tensor, nn
+
+from programs.nodes import Node, Run, Weights
 
 
 class Linear(Node):

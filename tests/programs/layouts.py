@@ -1,8 +1,9 @@
 """Memory formats and views: what they compute is plain, where the numbers lie is not."""
 
 import torch
-from programs.nodes import Function
 from torch import Tensor
+
+from programs.nodes import Function
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from programs.elementwise import on, relu, size
 from torch import Tensor
+
+from programs.elementwise import on, relu, size
 
 
 class Data(NamedTuple):

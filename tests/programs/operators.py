@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from programs.judge import refusal, size
-from programs.truth import dot, gradient
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import seht
+from programs.judge import refusal, size
+from programs.truth import dot, gradient
 from seht import probes
 
 SEED, NOISE = 3, 5

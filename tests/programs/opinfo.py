@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+
 from programs.operators import Unusable, compare
 
 

@@ -2,8 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from programs.nodes import Function, largest
 from torch import Tensor
+
+from programs.nodes import Function, largest
 
 
 def windows(x: Tensor, kernel: int, stride: int) -> Tensor:

@@ -3,16 +3,25 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
 from programs.elementwise import ELEMENTWISE
 from programs.layers import (
-    Attention, Conv1d, Conv2d, Einsum, Gru, Linear, Norm, Outside, Prelu,
+    Attention,
+    Conv1d,
+    Conv2d,
+    Einsum,
+    Gru,
+    Linear,
+    Norm,
+    Outside,
+    Prelu,
 )  # fmt: skip
 from programs.layouts import LAYOUTS
 from programs.nodes import Node, Pure, Random, Run, Tape, Weights
 from programs.pools import POOLS_1D, POOLS_2D, SORTS
 from programs.randoms import RANDOMS
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 IMAGE_LAYERS: dict[str, Callable[[torch.Size, int], Node]] = {
     "conv": lambda shape, width: Conv2d(shape, width, 3),

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+
 from programs.nodes import Function
 
 RANDOMS: dict[str, Function] = {

@@ -3,15 +3,21 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from programs.closures import CLOSURES, MIXES, Closure
 from programs.layers import Embedding
 from programs.layouts import LAYOUTS
 from programs.losses import LOSSES, NLL, Data, Loss, log_softmax
 from programs.nodes import Run, Tape
 from programs.program import (
-    IMAGE_LAYERS, SEQUENCE_LAYERS, Block, Program, fits, make,
+    IMAGE_LAYERS,
+    SEQUENCE_LAYERS,
+    Block,
+    Program,
+    fits,
+    make,
 )  # fmt: skip
-from torch import Tensor
 
 EXAMPLES, CLASSES, TOKENS = 4, 3, 5
 SIZES = {"image": (3, 4, 4), "sequence": (4, 3), "tokens": (4,)}
@@ -92,9 +98,7 @@ class Built:
             parameter.data.add_(0.3 * torch.randn_like(parameter))
         self._share()
         self.x = self._input()
-        self.data = Data(
-            torch.arange(EXAMPLES) % CLASSES, torch.randn(EXAMPLES, CLASSES).double()
-        )
+        self.data = Data(torch.arange(EXAMPLES) % CLASSES, torch.randn(EXAMPLES, CLASSES).double())
         self.leaves = [*self.model.parameters()]
         self.leaves += [self.x] if self.x.requires_grad else []
 
@@ -114,9 +118,7 @@ class Built:
                     nodes.append(node)
                     shape = after
             recompute = "new" if part.recompute == "old" and i == 0 else part.recompute
-            blocks.append(
-                Block(nodes, part.residual and shape == before, recompute, self.tape)
-            )
+            blocks.append(Block(nodes, part.residual and shape == before, recompute, self.tape))
         return Program(blocks, shape.numel(), CLASSES, spec.head)
 
     def _share(self) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from persample_reference import directions
-from programs.spec import EXAMPLES, Built
 from torch import Tensor
 
+from programs.spec import EXAMPLES, Built
 from seht import SehtD, SehtH, SehtS, probes
 from seht.estimators import Estimator
 

@@ -119,7 +119,7 @@ def multi_margin(
     reduction: str = "mean",
 ) -> Tensor:
     """The mean over wrong classes of max(0, margin - x_y + x_i)^p."""
-    rows = input if input.dim() == 2 else input.unsqueeze(0)
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
     labels = target.reshape(-1, 1)
     # Flat at the margin itself, as PyTorch has it, where a clamp would have a slope.
     loss = (margin - rows.gather(1, labels) + rows).relu() ** p
@@ -127,7 +127,7 @@ def multi_margin(
         loss = loss * weight[labels]
     wrong = torch.ones_like(loss).scatter(1, labels, 0.0)
     loss = (loss * wrong).sum(1) / rows.shape[1]
-    if input.dim() == 1:
+    if input.dim() < 2:
         loss = loss.squeeze(0)
     return _reduce(loss, _legacy(size_average, reduce, reduction))
 

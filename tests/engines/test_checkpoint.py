@@ -158,6 +158,30 @@ class Middle(nn.Module):
 
 
 @every_form
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize("recurrent", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_with_a_probe_per_example(recurrent, curvature, form):
+    """They run step by step there, and so they must when they run again."""
+
+    def found(kind):
+        torch.manual_seed(6)
+        layer, head = recurrent(3, 4, batch_first=True), nn.Linear(4, 2)
+        model = nn.ModuleList([layer, head]).double()
+        x, y = torch.randn(5, 4, 3).double(), torch.arange(5) % 2
+        body = lambda x: layer(x)[0][:, -1]
+        model.forward = lambda x: head(body(x) if kind is None else saved(body, x, kind))
+        penalty = seht.HessianTrace(
+            model, weight=WEIGHT, seed=1, estimator="seht-s", curvature=curvature
+        )
+        closure = lambda: F.cross_entropy(model(x), y)
+        penalty(closure).backward() if form == "scalar" else penalty.backward(closure)
+        return [p.grad for p in model.parameters()]
+
+    for ours, right in zip(found("plain"), found(None), strict=True):
+        assert torch.equal(ours, right)
+
+
+@every_form
 @pytest.mark.parametrize("kind", ["plain", "reentrant", "nested"])
 def test_constants_and_custom_functions_inside(form, kind):
     assert_same(train(kind, form, middle=Middle), train(None, form, middle=Middle))

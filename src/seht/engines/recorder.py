@@ -22,6 +22,7 @@ from seht.engines.kinks.constants import offset
 from seht.engines.kinks.rules import KinkError, first
 from seht.engines.layouts import Layout, layout_of
 from seht.engines.mode import Mode, idle
+from seht.engines.persample import recurrent
 from seht.engines.persample.tracking import Tracker
 from seht.engines.prefix import Prefix, copies, root_of, shares_memory, tensors, version
 from seht.engines.state import RandomState
@@ -123,13 +124,14 @@ class Recorder(Mode):
                 "checkpoint would drop them; switch checkpointing off on penalised steps"
             )
         random, precision, borrowed = self.random, self.precision, self.borrowed
-        sharp = self.sharp
+        # Recurrent layers ran step by step, and what they saved is found by its place.
+        sharp, layers = self.sharp, None if self.layers is None else recurrent.RULES
 
         @contextmanager
         def again() -> Iterator[None]:
             mode = Recorder(random, compact=True)
             mode.precision, mode.borrowed, mode.second = precision, borrowed, True
-            mode.sharp = sharp
+            mode.sharp, mode.layers = sharp, layers
             with borrowed(), mode:
                 yield
 

@@ -36,6 +36,7 @@ from seht.engines.kinks.norms import dist, norm, pairwise_distance
 from seht.engines.kinks.pieces import LINEAR, RELU, sided
 from seht.engines.kinks.places import REDUCED, indexed, pooled
 from seht.engines.kinks.rules import Rule, depends
+from seht.engines.kinks.scales import EVENED
 from seht.hooks import REGISTER
 
 
@@ -289,6 +290,7 @@ KINKS: dict[Any, Rule] = {
         spellings("logit logit_"),
         refused("with eps has kinks", lambda x, eps=None, **_: eps is not None),
     ),
+    **dict.fromkeys(spellings("matrix_exp linalg_matrix_exp"), EVENED),
     F.embedding: PADDED,
     # random numbers
     **dict.fromkeys(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from seht.engines.kinks import IN_PLACE
-from seht.engines.persample.axes import Axis, Broken, Sum, Tag, every_tensor, exchange
+from seht.engines.persample.axes import Axis, Sum, Tag, every_tensor, exchange
 from seht.engines.persample.calls import Call, couples
 from seht.probes import generator
 
@@ -31,10 +31,10 @@ from seht.probes import generator
 def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
     """One tag for each tensor that the call returned; and whether that holds in other steps."""
     general = _answer(call, random, _made_up(call, constants=True))
-    if general is not None and not any(isinstance(tag, Broken) for tag in general):
-        return general, True
-    if general is not None and not _constants(call):
-        return general, True
+    if general is not None:
+        apart = all(tag is None or isinstance(tag, Axis) for tag in general)
+        if apart or not _constants(call):
+            return general, True
     found = _answer(call, random, _made_up(call, constants=False))
     return found or [couples(call)] * len(list(every_tensor(call.out))), False
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.engines.persample.axes import Axis, Broken, Sum, Tag, every_tensor, first_of
 from seht.engines.persample.calls import Call, bends, couples
+from seht.engines.persample.errors import TRANSFORMED
 from seht.engines.persample.tags import Tags
 
 
@@ -18,7 +20,8 @@ def gradients(call: Call, tags: Tags) -> list[Tag | None]:
     it. In a weight, or anything that they share, it is a sum over them.
     """
     batched = bool(call.argument(6, "is_grads_batched", False))
-    broken = _coupled(call, batched)
+    unseen = any(map(is_functorch_wrapped_tensor, call.given))
+    broken = Broken(TRANSFORMED) if unseen else _coupled(call, batched)
     inputs = _listed(call.argument(1, "inputs"))
     pairs = [(x, g) for x, g in zip(inputs, call.out, strict=True) if g is not None]
     return [broken or _one(call, x, tags, batched) for x, _ in pairs]

@@ -24,7 +24,7 @@ from seht.engines.state import RandomState
 
 _SET = torch.Tensor.__setitem__
 _GRAD = torch.autograd.grad
-_GRADIENT = frozenset([torch.Tensor.grad.__get__])  # type: ignore[attr-defined]
+_GRADIENT = frozenset([torch.Tensor.grad.__get__])  # type: ignore[union-attr]
 _READ = (
     "a gradient is read from .grad after a backward inside the closure (take it with "
     "torch.autograd.grad(..., create_graph=True))"

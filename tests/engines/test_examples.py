@@ -411,15 +411,19 @@ def test_layers_are_the_blocks_of_the_exact_trace():
         assert abs(draws.mean() - exact) < 4 * draws.std() / 200**0.5
 
 
-def test_nothing_is_saved_without_a_graph():
+def test_the_graph_is_kept_where_the_closure_uses_it():
     model = body(torch.tanh)
 
     def closure():
         z = model(X)
-        return z.pow(2).mean() + torch.autograd.grad(z.sum(), model.first.weight)[0].sum()
+        g = torch.autograd.grad(z.sum(), model.first.weight, create_graph=True)[0]
+        return z.pow(2).mean() + g.sum()
 
-    with pytest.raises(RuntimeError, match="per_layer=True"):
-        replicates(model, closure)
+    memory = Memory()
+    found = torch.tensor(replicates(model, closure, probes=100, memory=memory).traces)
+    assert memory.graph
+    exact = seht.exact_trace(model, closure).item()
+    assert abs(found.mean() - exact) < 4 * found.std() / 100**0.5
 
 
 # --- axes -----------------------------------------------------------------------------------------

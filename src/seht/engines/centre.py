@@ -155,7 +155,7 @@ class Centre:
         """The centre pass with per-sample probes: where are the examples?"""
         refuse_compiled(self.task.model)
         estimator: Any = self.task.estimator
-        failed: list[tuple[bool, int, ExampleError]] = []
+        failed: list[tuple[bool, int, bool, ExampleError]] = []
         for layout in layouts(estimator.batch_dim, memory):
             tracker = Tracker(
                 self.task.model, self.task.weights, self.random, memory, layout,
@@ -164,13 +164,13 @@ class Centre:
             try:
                 since = self._centre(lean, tracker=tracker)
             except ExampleError as error:
-                failed.append((tracker.n > 0, tracker.calls, error))
+                failed.append((tracker.n > 0, tracker.calls, layout.leaves, error))
                 self.random.begin(self.start)
                 continue
             self.tracker, memory.layout = tracker, layout
             return since
         # The one that found examples, and came furthest, knows best.
-        raise max(failed, key=lambda found: found[:2])[2]
+        raise max(failed, key=lambda found: found[:3])[3]
 
     @property
     def shared(self) -> tuple[str, ...]:

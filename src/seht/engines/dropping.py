@@ -9,6 +9,16 @@ import torch
 from torch import Tensor
 
 
+class GraphNeeded(RuntimeError):
+    """A gradient was asked for of which the graph had been dropped."""
+
+
+def wants_graph(error: BaseException) -> bool:
+    """Whether an error came because nothing is kept: a gradient inside the closure."""
+    # torch.func refuses to work beside the hooks below.
+    return isinstance(error, GraphNeeded) or "support saved tensor hooks" in str(error)
+
+
 class Dropped:
     """Whether what autograd saves for a backward pass is dropped at the moment."""
 
@@ -28,9 +38,8 @@ def dropping() -> Iterator[Dropped]:
 
     def unpack(tensor: Tensor | None) -> Tensor:
         if tensor is None:
-            raise RuntimeError(
-                "a gradient was asked for inside a closure that is measured without a graph; "
-                "take it outside, or measure with per_layer=True, which keeps the graph"
+            raise GraphNeeded(
+                "a gradient was asked for inside a closure that is measured without a graph"
             )
         return tensor
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from seht import probes as draw
 from seht.engines.affine import Affine, NotAffine
 from seht.engines.base import Closure, Directions, Task, refuse_scripted
 from seht.engines.curved import Curvature
-from seht.engines.dropping import dropping
+from seht.engines.dropping import dropping, wants_graph
 from seht.engines.graph import leaves_of
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
@@ -112,12 +112,26 @@ def replicates(
     refuse_parallel(model)
     memory = memory or Memory()
     with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
-        if curvature == "hessian" and task.per_sample and memory.affine is not False:
-            found = _affinely(task, per_layer, stretch, memory)
-            memory.affine = found is not None
-            if found is not None:
-                return found
-        return _measured(task, per_layer, stretch, memory)
+        random = RandomState(model.parameters())
+        start = random.read()
+        try:
+            return _either(task, per_layer, stretch, memory)
+        except RuntimeError as error:
+            if memory.graph or not wants_graph(error):
+                raise
+        memory.graph = True  # the closure takes gradients itself
+        random.begin(start)
+        return _either(task, per_layer, stretch, memory)
+
+
+def _either(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates:
+    """By the Gauss-Newton matrix where that has the same trace, else as it is."""
+    if task.curvature == "hessian" and task.per_sample and memory.affine is not False:
+        found = _affinely(task, per_layer, stretch, memory)
+        memory.affine = found is not None
+        if found is not None:
+            return found
+    return _measured(task, per_layer, stretch, memory)
 
 
 def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates | None:
@@ -142,8 +156,8 @@ def _measured(
 ) -> Replicates:
     if per_layer:
         return _with_layers(task, stretch, memory, watch)
-    with dropping() as saved:
-        passes = Passes(task, lean=True, memory=memory, dropped=saved)
+    with nullcontext() if memory.graph else dropping() as saved:
+        passes = Passes(task, lean=not memory.graph, memory=memory, dropped=saved)
         if task.curvature == "ggn":
             return _gauss_newton(passes, stretch, watch, memory)
         return _hessian(passes, stretch)

@@ -79,7 +79,7 @@ class Recorder(Mode):
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = self._decide(func, args, kwargs)
         tracker = self.tracker
-        if tracker is not None and (func in IN_PLACE or not tracker.knows(out)):
+        if tracker is not None and (func in IN_PLACE or not tracker.knows(out, args)):
             tracker.hidden = self.hidden()
             tracker.follow(func, args, kwargs, out)
             tracker.hidden = False

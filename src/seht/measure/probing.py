@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.buffers import BorrowedBuffers
 from seht.engines.graphfree import replicates
 from seht.engines.persample.errors import ExampleError
 from seht.engines.persample.memory import Memory
@@ -102,8 +101,7 @@ class Probing:
     def _takes_wide(self, batch: Any) -> bool:
         """Whether the loss works with outputs in float64: not every one mixes dtypes."""
         try:
-            with torch.no_grad(), BorrowedBuffers(self.problem.model):
-                self._closure(batch, wide=True)()
+            self.problem.evaluated(self._closure(batch, wide=True))
         except Exception:
             return False
         return True

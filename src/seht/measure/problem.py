@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Problem:
     boundary: str | None = None
     seed: int = 0
     params: probes.ParamSpec = None
+    _inner: list[bool] = field(default_factory=list)
+    """Not empty once the loss is known to take gradients itself."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -62,8 +64,24 @@ class Problem:
 
     def loss(self, batch: Any) -> float:
         """The loss of a batch, without a graph; no buffer moves."""
-        with torch.no_grad(), BorrowedBuffers(self.model):
-            return float(check_loss(split(self._called(batch))[0], graph=False))
+        found = self.evaluated(lambda: self._called(batch))
+        return float(check_loss(split(found)[0], graph=False).detach())
+
+    def evaluated(self, closure: Callable[[], Any]) -> Any:
+        """What a closure returns: without a graph, unless it takes gradients itself (gradient
+        penalties, physics-informed losses); no buffer moves.
+        """
+        if not self._inner:
+            try:
+                with torch.no_grad(), BorrowedBuffers(self.model):
+                    return closure()
+            except RuntimeError as error:
+                if "does not require grad" not in str(error):
+                    raise
+        with torch.enable_grad(), BorrowedBuffers(self.model):
+            found = closure()
+        self._inner.append(True)
+        return found
 
     def _called(self, batch: Any) -> Any:
         """What loss_fn returns; a criterion in its place, say, is told what it is called with."""

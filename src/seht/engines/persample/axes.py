@@ -5,9 +5,13 @@ inputs say where the examples begin; from there a tag goes from call to call:
 
 - an :class:`Axis`: index k along ``dim`` belongs to example ``(k // inner) % n``, so that
   ``(time, batch)``, ``(time * batch, width)`` and ``(batch * windows, width)`` all have one;
-- ``SUM``: a sum over the examples, as a loss is; it stays one under linear operations;
+- a :class:`Sum`: each entry is a sum of terms that have one example each, as a loss is. It stays
+  one under linear operations; in any other the terms meet;
 - a :class:`Broken` axis, with the reason: an error where it meets a probed weight or the loss;
 - no tag: the same for all examples (weights, constants, positions).
+
+Each is a weaker statement than the one before: what has no tag has any axis, and what has an axis
+is a sum of one term. A rule may answer with a weaker one, and never with a stronger one.
 
 What is constant to autograd cannot couple the examples, whatever was computed before.
 The rules are in ``axis_table.py``.
@@ -62,12 +66,11 @@ def _divisors(number: int) -> list[int]:
     return [k for k in range(1, number + 1) if number % k == 0]
 
 
-class _Sum:
-    def __repr__(self) -> str:
-        return "SUM"
+@dataclass(frozen=True)
+class Sum:
+    """Each entry is a sum of terms that have one example each; ``by`` is who added them up."""
 
-
-SUM = _Sum()
+    by: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,12 @@ class Broken:
     reason: str
 
 
-Tag = Axis | _Sum | Broken
+Tag = Axis | Sum | Broken
+
+
+def first_of(kind: Any, tags: Any) -> Any:
+    """The first tag of that kind, or None."""
+    return next((tag for tag in tags if isinstance(tag, kind)), None)
 
 
 def every_tensor(value: Any) -> Iterator[Tensor]:

@@ -14,15 +14,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from seht.engines.kinks import spellings
+from seht.engines.kinks import IN_PLACE, spellings
 from seht.engines.persample.arithmetic import (
+    added_product,
     additive,
     all_but_first,
     along_dim,
     batch_normed,
+    copied,
     divided,
+    divided_by,
     elementwise,
-    loss,
     reduced,
     scaled,
     spatial,
@@ -30,6 +32,7 @@ from seht.engines.persample.arithmetic import (
     within,
 )
 from seht.engines.persample.calls import Follow
+from seht.engines.persample.criteria import chosen, classes, entries
 from seht.engines.persample.movement import indexed, joined, packed, stacked, unpacked
 
 _VF = torch._C._VariableFunctions
@@ -42,10 +45,8 @@ AXES: dict[Any, Follow] = {
             sigmoid sigmoid_ tanh tanh_ logsigmoid tanhshrink softshrink hardshrink threshold
             threshold_ exp exp_ expm1 log log1p log2 log10 sqrt sqrt_ rsqrt square sin cos tan
             erf erfc abs abs_ sign reciprocal pow pow_ __pow__ __rpow__ clamp clamp_ clip clip_
-            clamp_min clamp_max maximum minimum fmax fmin where lerp addcdiv dropout
-            dropout_ alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d
-            feature_dropout masked_fill masked_fill_ nan_to_num atan2 xlogy logaddexp hypot
-            detach clone contiguous float double half bfloat16 to type type_as requires_grad_ cpu
+            clamp_min clamp_max maximum minimum fmax fmin lerp addcdiv alpha_dropout
+            feature_alpha_dropout nan_to_num atan2 xlogy logaddexp hypot
             gt ge lt le eq ne __gt__ __ge__ __lt__ __le__ __eq__ __ne__ logical_not logical_and
             logical_or isnan isinf isfinite long int bool round floor ceil trunc
             zeros_like ones_like empty_like full_like rand_like randn_like
@@ -57,25 +58,36 @@ AXES: dict[Any, Follow] = {
     **dict.fromkeys(
         spellings("""
             add add_ sub sub_ subtract rsub neg negative __radd__ __rsub__ __add__ __sub__ __neg__
-            __iadd__ __isub__
+            __iadd__ __isub__ where masked_fill masked_fill_ dropout dropout_ dropout1d dropout2d
+            dropout3d feature_dropout detach clone contiguous float double half bfloat16 to type
+            type_as requires_grad_ cpu
         """),
         additive,
     ),
+    **dict.fromkeys(spellings("copy_"), copied),
+    **dict.fromkeys(spellings("mul mul_ multiply multiply_ __mul__ __rmul__ __imul__"), scaled),
+    **dict.fromkeys(spellings("addcmul addcmul_"), added_product),
     **dict.fromkeys(
-        spellings("mul mul_ multiply __mul__ __rmul__ __imul__ addcmul addcmul_"), scaled
-    ),
-    **dict.fromkeys(
-        spellings("div div_ divide true_divide __truediv__ __rdiv__ __itruediv__ __div__"),
+        spellings("""
+            div div_ divide divide_ true_divide true_divide_ __truediv__ __itruediv__ __div__
+            __idiv__
+        """),
         divided,
     ),
+    **dict.fromkeys(spellings("__rdiv__ __rtruediv__"), divided_by),
     **dict.fromkeys(spellings("sum mean nansum"), reduced),
-    F.cross_entropy: loss(True, at=6),
-    F.nll_loss: loss(True, at=6),
-    F.mse_loss: loss(False, at=4),
-    F.binary_cross_entropy: loss(False, at=5),
-    F.binary_cross_entropy_with_logits: loss(False, at=5),
-    F.kl_div: loss(False, at=4),
-    F.poisson_nll_loss: loss(False, at=7),
+    F.cross_entropy: classes,
+    F.nll_loss: chosen,
+    **dict.fromkeys(
+        (
+            F.mse_loss,
+            F.binary_cross_entropy,
+            F.binary_cross_entropy_with_logits,
+            F.kl_div,
+            F.poisson_nll_loss,
+        ),
+        entries,
+    ),
     **dict.fromkeys(spellings("__getitem__ index_select"), indexed),
     **dict.fromkeys(spellings("cat concat concatenate"), joined),
     **dict.fromkeys(spellings("stack"), stacked),
@@ -94,15 +106,6 @@ AXES: dict[Any, Follow] = {
     _VF._pad_packed_sequence: unpacked,
 }
 
-LINEAR = frozenset(
-    spellings("""
-        sum mean nansum view reshape squeeze unsqueeze flatten unflatten __getitem__ select
-        transpose permute t expand float double to clone contiguous cat stack movedim unbind
-        split chunk view_as reshape_as
-    """)
-)
-"""Functions under which a sum over examples stays one."""
-
 MOVEMENT = frozenset(
     [
         *spellings("""
@@ -117,3 +120,11 @@ MOVEMENT = frozenset(
     ]
 ) - {F.unfold}  # it pads and takes no whole numbers, unlike the method of that name
 """Functions that put entries elsewhere and change none."""
+
+LINEAR = (
+    MOVEMENT | frozenset(spellings("sum mean nansum cat concat concatenate stack"))
+) - IN_PLACE
+"""Functions under which a sum over examples stays one."""
+
+PICKS = frozenset(spellings("gather take take_along_dim masked_select"))
+"""Functions that put entries elsewhere as an index or a mask says, which may be other each time."""

@@ -9,6 +9,11 @@ COMPILED = (
     "pass the model as it was before torch.compile, or use estimator='seht-h'"
 )
 
+TRANSFORMED = (
+    "the model is called inside torch.func or torch.vmap, where examples cannot be followed (take "
+    "gradients inside the closure with torch.autograd.grad(..., create_graph=True))"
+)
+
 
 class ExampleError(RuntimeError):
     """The loss is no sum over examples, or the examples cannot be told apart."""

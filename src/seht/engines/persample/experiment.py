@@ -1,28 +1,74 @@
 """Ask a function by experiment whether it keeps examples apart, and where it puts them.
 
-The inputs of half of the examples are replaced by others, for several halves. If only entries of
-those examples change in the output, along some dimension, that is its example axis. If no
-dimension is left, the output may still be a sum over the examples: then two replacements together
-change it by the sum of what each does alone. Anything else couples the examples.
+The inputs of some examples are replaced by others, for several sets of them, such that of any two
+examples each is once replaced without the other. If only entries of the replaced examples change
+in the output, along some dimension, that is its example axis. If no dimension is left, the output
+may still be a sum over the examples: then two replacements together change it by the sum of what
+each does alone. Anything else couples the examples.
+
+What the examples share (weights, masks, constants) is made up, so that the answer is the function's
+own and holds in the steps to come: a mixing matrix may be zero, or the identity, today. Only where
+a function mixes examples in general are constants taken as they are, and that answer is for this
+step alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import combinations, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from seht.engines.kinks import IN_PLACE
-from seht.engines.persample.axes import SUM, Axis, Tag, every_tensor, exchange
+from seht.engines.persample.axes import Axis, Sum, Tag, every_tensor, exchange
 from seht.engines.persample.calls import Call, couples
 from seht.probes import generator
 
 
-def ask(call: Call, random: Any) -> list[Tag | None]:
-    """One tag for each tensor that the call returned."""
-    given, masks = call.given, _masks(call.n)
+def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
+    """One tag for each tensor that the call returned; and whether that holds in other steps."""
+    general = _answer(call, random, _made_up(call, constants=True))
+    if general is not None:
+        apart = all(tag is None or isinstance(tag, Axis) for tag in general)
+        if apart or not _constants(call):
+            return general, True
+    found = _answer(call, random, _made_up(call, constants=False))
+    return found or [couples(call)] * len(list(every_tensor(call.out))), False
+
+
+def _constants(call: Call) -> bool:
+    """Whether it is given constants whose values may matter."""
+    return any(
+        tag is None and not call.varies(t) and t.numel() > 1
+        for t, tag in zip(call.given, call.tags, strict=True)
+    )
+
+
+def _made_up(call: Call, *, constants: bool) -> list[Tensor]:
+    """The arguments with other numbers for what has no tag: weights, and ``constants`` if asked."""
+    found = []
+    for place, (t, tag) in enumerate(zip(call.given, call.tags, strict=True)):
+        dense = t.layout == torch.strided and t.numel() > 1
+        if tag is not None or not dense or not (constants or call.varies(t)):
+            found.append(t)
+        elif t.is_floating_point():
+            # Between 1/4 and 3/4: a variance, a probability, a weight may have such a value.
+            drawn = torch.rand(t.shape, generator=generator(5 + place), device="cpu") / 2 + 0.25
+            found.append(drawn.to(t))
+        elif t.dtype == torch.bool:
+            drawn = torch.rand(t.shape, generator=generator(5 + place), device="cpu") < 0.5
+            found.append(drawn.to(t.device))
+        else:
+            found.append(t)
+    return found
+
+
+def _answer(call: Call, random: Any, given: list[Tensor]) -> list[Tag | None] | None:
+    """One tag for each output; None where the function does not take these arguments."""
+    masks = _masks(call.n)
     with torch.no_grad():
         changed: list[list[Tensor]] = []
         try:
@@ -32,27 +78,30 @@ def ask(call: Call, random: Any) -> list[Tag | None]:
                 changed.append([_differs(a, b) for a, b in zip(base, other, strict=True)])
                 del other
         except (RuntimeError, ValueError, TypeError, IndexError):
-            return [couples(call)] * len(list(every_tensor(call.out)))
+            return None
         tags: list[Tag | None] = []
         for place, out in enumerate(base):
             moved = [parts[place] for parts in changed]
             found: Tag | None = _locate(call, out, moved, masks)
             if found is None and any(bool(m.any()) for m in moved):
-                found = _sum(call, given, place, masks[0], random)
+                found = _sum(call, given, place, masks, random)
             tags.append(found)
         return tags
 
 
 def _masks(n: int) -> list[Tensor]:
-    """Halves of the examples, and the other halves.
+    """Sets of examples: of any two examples each is in one without the other.
 
-    Of a few examples any two can be told apart; of many, two random halves are enough to notice
-    that some have met or changed places.
+    As many sets as there are needed for every example to be in another half of them (Sperner's
+    theorem: no half is then a part of another one).
     """
-    numbers = torch.randperm(n, generator=generator(1), device="cpu")
-    bits = (n - 1).bit_length()
-    halves = [(numbers >> bit & 1).bool() for bit in range(bits if n <= 16 else 2)]
-    return [side for half in halves for side in (half, ~half)]
+    count = next(m for m in range(1, 64) if math.comb(m, m // 2) >= n)
+    codes = list(islice(combinations(range(count), count // 2), n))
+    numbers = torch.randperm(n, generator=generator(1), device="cpu").tolist()
+    sets = torch.zeros(count, n, dtype=torch.bool, device="cpu")
+    for example, code in zip(numbers, codes, strict=True):
+        sets[list(code), example] = True
+    return list(sets)
 
 
 def _run(call: Call, given: list[Tensor], random: Any) -> list[Tensor]:
@@ -85,13 +134,19 @@ def _along(vector: Tensor, dim: int, rank: int) -> Tensor:
 
 
 def _differs(a: Tensor, b: Tensor) -> Tensor:
+    """Where two outputs differ by more than rounding, which is small beside what has changed most,
+    or beside the entry itself.
+    """
     if a.shape != b.shape:
         return torch.ones_like(a, dtype=torch.bool)
+    same = (a == b) | (a.isnan() & b.isnan())
     if not a.is_floating_point():
-        return a != b
-    size = a.abs().nan_to_num(0, 0, 0).amax() if a.numel() else 0.0
+        return ~same
     close = 1e-9 if a.dtype == torch.float64 else 1e-5
-    return ~torch.isclose(a, b, rtol=close, atol=close * float(size), equal_nan=True)
+    moved = torch.where(same, 0, (a - b).abs())
+    most = float(moved.nan_to_num(0, 0, 0).amax()) if a.numel() else 0.0
+    small = moved <= close * most + 8 * torch.finfo(a.dtype).eps * a.abs()
+    return ~(same | small)
 
 
 def _locate(call: Call, out: Tensor, moved: list[Tensor], masks: list[Tensor]) -> Axis | None:
@@ -128,15 +183,29 @@ def _candidates(call: Call, out: Tensor) -> Iterator[Axis]:
             yield Axis(dim, inner)
 
 
-def _sum(call: Call, given: list[Tensor], place: int, half: Tensor, random: Any) -> Tag | None:
-    wide = [t.double() if t.is_floating_point() else t for t in given]
+def _wide(t: Tensor) -> Tensor:
+    if t.is_complex():
+        return t.to(torch.complex128)
+    return t.double() if t.is_floating_point() else t
+
+
+def _sum(call: Call, given: list[Tensor], place: int, masks: list[Tensor], random: Any) -> Tag:
+    """A sum over examples: no two of them do more together than each alone."""
+    wide = [_wide(t) for t in given]
+
+    def at(mask: Tensor) -> Tensor:
+        return _wide(_run(call, _mixed(call, wide, mask), random)[place])
+
     try:
-        none, a, b, both = (
-            _run(call, _mixed(call, wide, mask), random)[place].double()
-            for mask in (half & False, half, ~half, half | True)
-        )
-        rest = (none + both - a - b).abs().max()  # nonzero has another shape each time
+        none, both = at(masks[0] & False), at(masks[0] | True)
+        if not (none.is_floating_point() or none.is_complex()):
+            return couples(call)
+        for mask in masks:
+            a, b = at(mask), at(~mask)
+            rest = (none + both - a - b).abs().max()  # nonzero has another shape each time
+            size = torch.stack([(x - none).abs().max() for x in (a, b, both)]).max()
+            if not bool(rest <= 1e-9 * size):
+                return couples(call)
     except (RuntimeError, TypeError):
         return couples(call)
-    size = torch.stack([(x - none).abs().max() for x in (a, b, both)]).max()
-    return SUM if bool(rest <= 1e-6 * size) else couples(call)
+    return Sum(call.name)

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from seht.engines.persample.axes import Axis, axis_from
+from seht.engines.persample.errors import TRANSFORMED, no_sum
 from seht.engines.persample.tags import Tags
 
 
@@ -58,8 +60,12 @@ class Inputs:
         elif isinstance(value, dict) or hasattr(value, "keys"):
             for key in value:
                 self._begin(value[key])
-        elif isinstance(value, Tensor) and id(value) not in self._tags.own and self._new(value):
+        elif isinstance(value, Tensor) and id(value) not in self._tags.own:
             tags = self._tags
+            if is_functorch_wrapped_tensor(value) and torch.is_grad_enabled():
+                raise no_sum(TRANSFORMED, tags.layout.dim)
+            if not self._new(value):
+                return
             for dim in (tags.layout.dim, 1 - tags.layout.dim):
                 if value.dim() > dim >= 0 and (not tags.n or value.shape[dim] == tags.n):
                     tags.n = tags.n or value.shape[dim]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from seht.engines.kinks import spellings
 from seht.engines.kinks.composed import opened
@@ -35,6 +36,7 @@ from seht.engines.persample.products import (
     Linear,
     Perturbed,
     frugal_product,
+    plain_product,
     second,
 )
 from seht.engines.persample.uses import Use, live, slot_of
@@ -71,7 +73,7 @@ def _product(form: Product) -> Rule:
         tracker = mode.tracker
         bound = form.bind(*args, **kwargs)
         name = func.__name__
-        if bound is None or not tracker.weights.probed(bound.weight, bound.bias):
+        if bound is None or not tracker.weights.meets(tracker, bound.weight, bound.bias):
             tracker.follow(func, args, kwargs, y)
             return y, None
         rank = bound.x.dim()
@@ -111,7 +113,9 @@ def _product(form: Product) -> Rule:
             step = signs.steps[part.name]
             out = signs.stepped(part.name, id(out), out)
             signed = second(bound.op, x, block, whole, into, out)
-            if signs.frugal and axis.dim == 0:
+            if forward_ad._current_level >= 0:  # which knows no function of ours
+                y = plain_product(bound.op, x, w, bound.bias, signed, step)
+            elif signs.frugal and axis.dim == 0:
                 y = frugal_product(bound.op, x, w, bound.bias, signed)
             else:
                 y = Perturbed.apply(bound.op, x, w, bound.bias, signed, step)
@@ -183,7 +187,7 @@ def _bilinear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
     y = func(*args, **kwargs)
     tracker = mode.tracker
     x1, x2, w, b = _bilinear(*args, **kwargs)
-    if not tracker.weights.probed(w, b):
+    if not tracker.weights.meets(tracker, w, b):
         tracker.follow(func, args, kwargs, y)
         return y, None
     axes = [tracker.axis(x, func, features=(-1,)) for x in (x1, x2)]
@@ -233,6 +237,9 @@ def _embedding_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any
     y, inner = PADDED.record(mode, func, args, kwargs)
     ids, table, _ = _table(*args, **kwargs)
     tracker = mode.tracker
+    if tracker.get(table) is not None:  # rows that the examples have made
+        tracker.follow(func, args, kwargs, y)
+        return y, Use(inner=inner)
     tag = tracker.get(ids)
     axis = tag if isinstance(tag, Axis) else None
     slot = slot_of(mode, table, axis, "embedding")

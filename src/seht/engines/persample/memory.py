@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seht.engines.kinks import spellings
@@ -14,9 +15,10 @@ from seht.engines.persample.calls import Call
 
 _BY_CONTENT = frozenset(
     spellings("""
-        gather take take_along_dim scatter scatter_ scatter_add scatter_add_ index_add index_add_
-        index_copy index_copy_ index_fill index_put index_put_ masked_select masked_scatter
-        __setitem__ scatter_reduce index_reduce
+        scatter scatter_ scatter_add scatter_add_ index_add index_add_ index_copy index_copy_
+        index_fill index_fill_ index_put index_put_ put put_ masked_scatter masked_scatter_
+        __setitem__ scatter_reduce scatter_reduce_ index_reduce index_reduce_ embedding
+        embedding_bag segment_reduce gather take take_along_dim masked_select index_select
     """)
 )
 """Functions whose answer depends on what an index tensor holds: asked anew in each step."""
@@ -33,6 +35,9 @@ class Layout:
     """Whether a constant that has their number along that dimension belongs to them."""
     deep: bool = False
     """Whether the inputs of the model's parts count: the closure does not call the model itself."""
+    leaves: bool = False
+    """Whether leaves of the closure's own belong to the examples from the start: it takes
+    gradients in them."""
 
 
 @dataclass
@@ -41,6 +46,10 @@ class Memory:
 
     layout: Layout | None = None
     answers: dict[Any, list[Tag | None]] = field(default_factory=dict)
+    inner: bool = False
+    """Whether the closure takes gradients itself."""
+    graph: bool = False
+    """Whether a measurement has to keep the graph, because the closure itself uses it."""
     affine: bool | None = None
     """Whether the outputs are affine in each weight alone; ``None`` before it was tried."""
     curved: bool = False
@@ -62,15 +71,20 @@ def layouts(batch_dim: int | None, memory: Memory) -> Iterator[Layout]:
     if memory.layout is not None:
         yield memory.layout
     dims = (0, 1) if batch_dim is None else (batch_dim,)
-    for adopt, deep in ((True, False), (True, True), (False, False), (False, True)):
-        for dim in dims:
-            if Layout(dim, adopt, deep) != memory.layout:
-                yield Layout(dim, adopt, deep)
+    for leaves in (False, True):
+        if leaves and not memory.inner:
+            return
+        for adopt, deep in ((True, False), (True, True), (False, False), (False, True)):
+            for dim in dims:
+                if Layout(dim, adopt, deep, leaves) != memory.layout:
+                    yield Layout(dim, adopt, deep, leaves)
 
 
 def key_of(call: Call) -> Any:
     """What the answer to a call depends on; None if on more than shapes and arguments."""
     if call.func in _BY_CONTENT or (call.func in _REPEAT and len(call.given) > 1):
+        return None
+    if any(t.layout != torch.strided for t in call.given):  # a graph
         return None
     tags = iter(call.tags)
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from seht.engines.persample.axes import (
-    SUM,
     Axis,
     Broken,
     Tag,
@@ -20,21 +21,27 @@ from seht.engines.persample.calls import Call, couples
 
 def moved(call: Call) -> list[Tag | None]:
     """Functions that put entries elsewhere: asked where they put the entries' owners."""
-    axis = call.tags[0]
+    _, axis = call.main()
     assert isinstance(axis, Axis)
-    owners = spread(call.given[0].shape, axis, call.n)
-    rest = call.args[1:], call.kwargs
+    owners = spread(call.main()[0].shape, axis, call.n)
     try:
-        out = call.func(owners, *rest[0], **rest[1])
+        out = _instead(call, owners)
     except RuntimeError:  # a view of what has no memory of its own
-        out = call.func(owners.contiguous(), *rest[0], **rest[1])
+        out = _instead(call, owners.contiguous())
     found = [compressed(part, call.n) for part in every_tensor(out)]
     return [Broken(f"{call.name} {t.reason}") if isinstance(t, Broken) else t for t in found]
 
 
+def _instead(call: Call, owners: Tensor) -> Any:
+    """The same call on the owners of the entries."""
+    x = call.main()[0]
+    args = [owners if a is x and not k else a for k, a in enumerate(call.args)]
+    return call.func(*args, **{k: owners if v is x else v for k, v in call.kwargs.items()})
+
+
 def indexed(call: Call) -> Tag | None:
     """Indexing: the owners of the entries go where the entries go."""
-    axis = call.tags[0]
+    _, axis = call.main()
     if not isinstance(axis, Axis):
         if axis is None:  # what all share, looked up by the examples' own indices
             return next((t for t in call.tags if isinstance(t, Broken)), None) or _looked_up(call)
@@ -44,7 +51,7 @@ def indexed(call: Call) -> Tag | None:
 
 def _nothing(call: Call, axis: Axis) -> Tag:
     """No entry is left, so none is anybody's: an expert that got no token in this step."""
-    shape, before = call.out.shape, call.given[0].shape
+    shape, before = call.out.shape, call.main()[0].shape
     if len(shape) == len(before) and shape[axis.dim] == before[axis.dim]:
         return axis  # h[:, :0]
     return Axis(list(shape).index(0), 1, ())
@@ -53,9 +60,13 @@ def _nothing(call: Call, axis: Axis) -> Tag:
 def _looked_up(call: Call) -> Tag | None:
     """table[ids], with one index tensor that belongs to the examples."""
     index = call.args[1] if len(call.args) > 1 else None
-    if isinstance(index, Tensor) and len(call.tags) > 1 and isinstance(call.tags[1], Axis):
-        return call.tags[1]
+    if isinstance(index, Tensor) and isinstance(call.tag(index), Axis) and not _mask(index):
+        return call.tag(index)
     return couples(call) if any(isinstance(t, Axis) for t in call.tags) else None
+
+
+def _mask(index: Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)
 
 
 def joined(call: Call) -> Tag | None:
@@ -64,10 +75,6 @@ def joined(call: Call) -> Tag | None:
     dim = call.argument(1, "dim", 0) % rank
     found: Axis | None = None
     for tag in call.tags:
-        if tag is SUM:
-            return SUM if all(t is SUM or t is None for t in call.tags) else couples(call)
-        if isinstance(tag, Broken):
-            return tag
         if isinstance(tag, Axis) and tag.dim != dim:
             if found is not None and found != tag:
                 return couples(call)

@@ -172,14 +172,23 @@ class Perturbed(torch.autograd.Function):
         y: Tensor = op.forward(x, w, b)
         signed.add_to(y, x)
         ctx.op, ctx.bias, ctx.signed = op, b is not None, signed
-        ctx.save_for_backward(x, w, e)
+        ctx.save_for_backward(x, w, e, *([] if b is None else [b]))
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         """Three products as ever, and one more."""
-        x, w, e = ctx.saved_tensors
+        x, w, e, *bias = ctx.saved_tensors
         needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # to be differentiated again, which the products below are not
+            given = [x, w, *bias, e]
+            wanted = [needs[1], needs[2], *([needs[3]] if bias else []), needs[5]]
+            y = plain_product(ctx.op, x, w, bias[0] if bias else None, ctx.signed, e)
+            picked = [t for t, need in zip(given, wanted, strict=True) if need]
+            found = iter(torch.autograd.grad(y, picked, g, create_graph=True, allow_unused=True))
+            parts = [next(found) if need else None for need in wanted]
+            gb = parts[2] if bias else None
+            return None, parts[0], parts[1], gb, None, parts[-1]
         wanted = [needs[1], needs[2], ctx.bias and needs[3]]
         gx, gw, gb = ctx.op.backward(g, x, w, wanted)
         ge = None
@@ -190,6 +199,16 @@ class Perturbed(torch.autograd.Function):
             if needs[1]:
                 gx.add_(more)
         return None, gx, gw, gb, None, ge
+
+
+def plain_product(
+    op: Any, x: Tensor, w: Tensor, b: Tensor | None, signed: Signed, e: Tensor
+) -> Tensor:
+    """The same by operations that can be differentiated as often as one likes."""
+    y: Tensor = op.forward(x, w, b)
+    more = torch.zeros_like(y)
+    signed.add_to(more, x)
+    return y + more * (e / e.detach())
 
 
 def frugal_product(op: Any, x: Tensor, w: Tensor, b: Tensor | None, signed: Signed) -> Tensor:

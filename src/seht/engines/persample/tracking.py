@@ -9,21 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.kinks import IN_PLACE
-from seht.engines.persample.axes import SUM, Axis, Broken, Tag, every_tensor
-from seht.engines.persample.axis_table import AXES, LINEAR, MOVEMENT
-from seht.engines.persample.calls import Call, couples
+from seht.engines.persample.axes import Axis, Broken, Sum, Tag, every_tensor, first_of
+from seht.engines.persample.axis_table import AXES, LINEAR, MOVEMENT, PICKS
+from seht.engines.persample.calls import Call, bends, couples
 from seht.engines.persample.errors import ExampleError, no_sum
 from seht.engines.persample.experiment import ask
+from seht.engines.persample.inner import gradients
 from seht.engines.persample.inputs import Inputs
 from seht.engines.persample.memory import Layout, Memory, key_of
 from seht.engines.persample.movement import moved
 from seht.engines.persample.tags import Tags
 from seht.engines.persample.weights import ProbedWeights
-from seht.engines.prefix import root_of
 from seht.engines.state import RandomState
 
 _SET = torch.Tensor.__setitem__
 _GRAD = torch.autograd.grad
+_GRADIENT = frozenset([torch.Tensor.grad.__get__])  # type: ignore[union-attr]
+_READ = (
+    "a gradient is read from .grad after a backward inside the closure (take it with "
+    "torch.autograd.grad(..., create_graph=True))"
+)
 _PACKING = frozenset(
     [
         torch._C._VariableFunctions._pack_padded_sequence,
@@ -77,6 +82,12 @@ class Tracker(Tags):
         if not outs:
             return
         given = list(every_tensor((args, kwargs)))
+        if self.layout.leaves:
+            for t in given:
+                self.adopt_leaf(t)
+        if func in _GRADIENT and out.requires_grad:
+            self.tag(out, Broken(_READ))
+            return
         if weigh:
             self.weights.follow(func, args, kwargs, given, outs, hidden=self.hidden)
         tags = [self.get(t) for t in given]
@@ -85,15 +96,14 @@ class Tracker(Tags):
                 if id(o) not in self.own:
                     self.tag(o, None)
             return
-        call = Call(func, args, kwargs, given, tags, out, self.n)
+        call = Call(func, args, kwargs, given, tags, out, self.n, self.hidden)
         found = self._tags_of(call, len(outs))
         if self.coupling == "own":
             found = [self._owned(call, o, tag) for o, tag in zip(outs, found, strict=True)]
         for o, tag in zip(outs, found, strict=True):
+            if any(o is t for t in given):
+                self.overwrite(o, tag, call.name)
             self.tag(o, tag)
-            base = root_of(o)
-            if func in IN_PLACE and base is not o and tag is not None and self.get(base) is None:
-                self.tag(base, Broken(f"{call.name} writes examples into a view of a constant"))
 
     def _tags_of(self, call: Call, count: int) -> list[Tag | None]:
         """By the tables where the function is in one, else by an experiment, once."""
@@ -103,37 +113,34 @@ class Tracker(Tags):
         if self.n == 1:
             return [None] * count
         if call.func is _GRAD:
-            wanted = list(every_tensor(call.argument(1, "inputs")))
-            return (
-                [self.get(t) for t in wanted][:count]
-                if len(wanted) == count
-                else [couples(call)] * count
-            )
-        if any(t is SUM for t in call.tags) and call.func in LINEAR:
-            clean = all(t is SUM or t is None for t in call.tags)
-            return [SUM if clean else couples(call)] * count
+            self._memory.inner = True
+            return gradients(call, self)
+        total = first_of(Sum, call.tags)
+        if total is not None and call.func in LINEAR:
+            return [total] * count
         rule = AXES.get(call.func)
         if rule is not None and (isinstance(call.out, Tensor) or call.func in _PACKING):
             tag = rule(call)
             return [tag] + [None if count > 1 else tag] * (count - 1)
-        if any(t is SUM for t in call.tags):
-            return [couples(call)] * count
+        if total is not None:
+            return [bends(call, total)] * count
         if call.func is _SET:
             return [self._written(call)]
+        if call.func in MOVEMENT and call.func in IN_PLACE:  # it has another shape already
+            return [Broken(f"{call.name} changes a shape in place")] * count
         key = key_of(call)
         if key is not None and key in self._memory.answers:
             return self._memory.answers[key]
-        moves = call.func in MOVEMENT and isinstance(self._first(call), Axis)
-        tags = moved(call) if moves else ask(call, self._random)
+        moves = call.func in MOVEMENT or call.func in PICKS
+        if moves and isinstance(call.main()[1], Axis):
+            tags, holds = moved(call), True
+        else:
+            tags, holds = ask(call, self._random)
         if len(tags) != count:
             tags = [couples(call)] * count
-        if key is not None:
+        if key is not None and holds:
             self._memory.keep(key, tags)
         return tags
-
-    def _first(self, call: Call) -> Tag | None:
-        whole = bool(call.args) and call.given[0] is call.args[0]
-        return call.tags[0] if whole else None
 
     def _written(self, call: Call) -> Tag | None:
         """target[index] = value: where the value's examples lie in the target."""
@@ -141,7 +148,7 @@ class Tracker(Tags):
         known = self.get(target)
         for axis in [known] if isinstance(known, Axis) else self._possible(target):
             slot = Call(torch.Tensor.__getitem__, (target, index), {}, [target], [axis],
-                        target[index], self.n)  # fmt: skip
+                        target[index], self.n, self.hidden)  # fmt: skip
             place = AXES[torch.Tensor.__getitem__](slot)
             tag = self.get(value) if isinstance(value, Tensor) else None
             if tag is None:
@@ -155,6 +162,9 @@ class Tracker(Tags):
 
     def _owned(self, call: Call, out: Tensor, tag: Tag | None) -> Tag | None:
         """Coupled on purpose: the examples stay where they were, if that is still a place."""
+        if isinstance(tag, Sum):
+            kept = [a for t, a in zip(call.given, call.tags, strict=True) if t.shape == out.shape]
+            return first_of(Axis, kept) or tag
         if not isinstance(tag, Broken):
             return tag
         for t, axis in zip(call.given, call.tags, strict=True):

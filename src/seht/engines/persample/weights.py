@@ -54,6 +54,11 @@ class ProbedWeights:
         """Whether one of them is a probed weight, or a view of one."""
         return any(self.part(tensor) is not None for tensor in tensors)
 
+    def meets(self, tags: Any, *tensors: Tensor | None) -> bool:
+        """Whether one of a layer's weights is probed, and none of them made by the examples."""
+        made = any(t is not None and tags.get(t) is not None for t in tensors)
+        return self.probed(*tensors) and not made
+
     def __getitem__(self, name: str) -> Tensor:
         return self._by_name[name]
 

@@ -28,11 +28,8 @@ from seht.record import NonFiniteError, StepRecord, check_finite_loss
 from seht.schedule import check_count, check_weight, weight_in_force
 from seht.undo import Undo, gathered, kept_gradients
 
-_OWN = (
-    *("seed", "_calls", "_last", "_plain_loss", "_lean_loss"),
-    *("_warned_nonfinite", "_shared_seed"),
-)
-"""What a call may assign to."""
+_OWN = ("_calls", "_last", "_plain_loss", "_lean_loss", "_warned_nonfinite")
+"""What a call may assign to; not the seed, on which the ranks of a run agree once for all."""
 
 
 class HessianTrace:

@@ -53,8 +53,8 @@ def kept_gradients(total: Tensor) -> Iterator[None]:
     was. Copies are made only where there are hooks.
     """
     leaves = leaves_of([total], 0)[0]
-    before = [(leaf, leaf.grad) for leaf in leaves]
-    copies = [g.clone() if g is not None and _hooked(leaves) else None for _, g in before]
+    before, hooked = [(leaf, leaf.grad) for leaf in leaves], _hooked(leaves)
+    copies = [g.clone() if g is not None and hooked else None for _, g in before]
     try:
         yield
     except BaseException:

@@ -4,10 +4,11 @@ Failures at the k-th operation and Ctrl-C at the k-th line of Python; a few k in
 operations and every 97th line in the slow ones.
 """
 
+import contextlib
 import random
 
 import pytest
-from injections import Interrupts, Operations, broken_off, moments
+from injections import Interrupts, Operations, Problem, broken_off, moments
 
 CASES = {
     "autograd-lean": ("autograd", "lean", {}),
@@ -32,6 +33,9 @@ CASES = {
     "scalar-ggn": ("difference", "scalar", {"curvature": "ggn", "warm": False}),
     "scalar-s": ("difference", "scalar", {"estimator": "seht-s", "coupling": "own"}),
 }
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"  # Ctrl-C in the callback of a weak reference
+)
 every_case = pytest.mark.parametrize("name", CASES)
 KINDS = {"operation": Operations, "interrupt": Interrupts}
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -63,3 +67,27 @@ def test_every_moment(kind, name):
     step = 1 if kind is Operations else 97
     tried = range(1, count + 1, step)
     assert sum(broken_off(kind, moment, given, done) for moment in tried) > 0.9 * len(tried)
+
+
+def users_backward(moment, given):
+    """Ctrl-C in the user's own backward pass: how many moments it has, and what is left of it."""
+    problem, keyboard = Problem(**given), Interrupts(moment)
+    total = problem.penalty(problem.closure)
+    before = problem.everything()
+    with contextlib.suppress(KeyboardInterrupt), keyboard:
+        total.backward()
+    after = problem.everything()
+    after.snapshot.gradient = before.snapshot.gradient  # half written, as after any backward
+    assert after.differs(before) is None, (moment, keyboard.where)
+    problem.model.zero_grad()
+    problem.step()
+    return keyboard.count
+
+
+@pytest.mark.parametrize("name", ["autograd-checkpoints", "scalar-checkpoints"])
+def test_ctrl_c_in_the_users_own_backward(name):
+    """What a checkpoint computes again is ours: no module keeps what was lent to it."""
+    given = settings(name) | {"form": "scalar", "warm": True}
+    count, draw = min(users_backward(None, given) for _ in range(2)), random.Random(name)
+    for moment in sorted(draw.randrange(1, count) for _ in range(40)):
+        users_backward(moment, given)

@@ -14,6 +14,7 @@ import pytest
 from programs.draws import drawn, smallest
 from programs.expected import EXPECTED, expected
 from programs.judge import Wrong, judge
+from programs.spec import Part, Spec
 
 EVERYTHING = os.environ.get("SEHT_TESTS") == "all"
 PROGRAMS = 5_000 if EVERYTHING else 100
@@ -47,6 +48,22 @@ def test_right_or_refused(part):
             pytest.fail(f"program {number}: {error}\nor smaller: {smallest(spec, is_wrong)}")
     # Refusals and accidents of the generator prove nothing.
     assert ends["right"] > 0.65 * sum(ends.values())
+
+
+ONCE_WRONG = {
+    "hardswish under an inner gradient": Spec(
+        parts=(Part("conv", nodes=("act:hardswish",)),), closure="other-input", loss="huber"
+    ),
+    "a recurrent layer in a checkpoint": Spec(
+        "tokens", (Part("gru", recompute="new"),), estimator="seht-s", seed=283
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("spec", ONCE_WRONG.values(), ids=ONCE_WRONG)
+def test_programs_that_were_wrong(spec):
+    assert judge(spec) == "right"
 
 
 @pytest.mark.filterwarnings("ignore")

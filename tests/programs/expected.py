@@ -23,6 +23,7 @@ def follows(spec: Spec, first: tuple[str, ...], second: tuple[str, ...]) -> bool
 
 
 CHOOSING = ("pool:max", "pool:adaptive-max", "sort:")
+FUSED = ("norm:batch", "norm:layer", "norm:instance")
 SEQUENCE = (Part("linear"),)
 
 EXPECTED: list[Row] = [
@@ -69,6 +70,16 @@ EXPECTED: list[Row] = [
         Spec(
             "tokens", (Part("gru", 2, ("norm:layer", "random:alpha-dropout")),),
             engine="autograd", seed=56,
+        ),
+    ),
+    Row(
+        "ggn of a gradient in the weights through a fused norm",
+        lambda spec: spec.curvature == "ggn" and spec.engine == "difference"
+        and spec.closure == "gradient-norm"
+        and any(name in FUSED for name in spec.nodes),
+        Spec(
+            "sequence", (Part("linear", nodes=("norm:batch",)),), closure="gradient-norm",
+            loss="mse", curvature="ggn", seed=4985,
         ),
     ),
 ]  # fmt: skip

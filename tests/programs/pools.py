@@ -87,7 +87,7 @@ SORTS: dict[str, tuple[Function, Function]] = {
     "topk": (lambda x: x.topk(2, 1).values, lambda x: ordered(x, 1, True)[:, :2]),
     "max": (lambda x: x.max(1, keepdim=True).values, lambda x: largest(x, 1).unsqueeze(1)),
     "median": (
-        lambda x: x.median(-1, keepdim=True).values,
+        lambda x: x.clone().median(-1, keepdim=True).values,  # of expanded tensors torch's is wrong
         lambda x: ordered(x, -1)[..., (x.shape[-1] - 1) // 2, None],
     ),
     "kthvalue": (

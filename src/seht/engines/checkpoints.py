@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
 from seht.engines.replaced import Replaced
+from seht.engines.state import uninterrupted
 
 
 def checkpoints() -> AbstractContextManager[None]:
@@ -50,7 +51,8 @@ def _again(
     recompute_fn: Callable[..., None], surroundings: Callable[[], AbstractContextManager[Any]]
 ) -> Callable[..., None]:
     def recompute(*args: Any) -> None:
-        with checkpoints(), surroundings():
+        # It may run in the user's own backward pass, where nothing else holds back a Ctrl-C.
+        with uninterrupted(), checkpoints(), surroundings():
             recompute_fn(*args)
 
     return recompute

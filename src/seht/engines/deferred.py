@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seht.engines.gradients import dense
 from seht.engines.graph import once, quiet
+from seht.engines.state import uninterrupted
 
 
 class Precise(Protocol):
@@ -66,7 +67,12 @@ class Deferred(torch.autograd.Function):
                 pulls, back = [g for _, g in parts], torch.ones(())
                 if not ctx.precision.hooked:
                     pulls, back = normalised(pulls, ctx.precision.scale)
-            with ctx.precision.backward(), torch.enable_grad(), quiet(ctx.leaves):
+            with (
+                uninterrupted(),
+                ctx.precision.backward(),
+                torch.enable_grad(),
+                quiet(ctx.leaves),
+            ):
                 found = torch.autograd.grad(
                     [root for root, _ in parts],
                     ctx.leaves,

@@ -102,7 +102,8 @@ def _celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     # x relu6(x + 3) / 6: the product of a smooth factor and a piecewise linear one.
     x = input.clone() if inplace else input
-    y = x * F.hardsigmoid(x)
+    # ... which F.hardsigmoid is as well, but without the second derivative that hardswish has.
+    y = x * ((x + 3).clamp(0, 6) / 6)
     return input.copy_(y) if inplace else y
 
 

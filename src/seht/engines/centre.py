@@ -14,7 +14,7 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.deferred import Deferred
 from seht.engines.dropping import Dropped
-from seht.engines.graph import leaves_of, mark, refuse_older
+from seht.engines.graph import first_uses, leaves_of, mark, refuse_older
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.persample.axes import every_tensor
 from seht.engines.persample.errors import ExampleError, refuse_compiled
@@ -72,9 +72,11 @@ class Centre:
             self.random.begin(self.start)
             raise
         self.end = self.random.read()
+        self._made: list[Tensor] = []
+        """Leaves that are none of the model's, which later passes may make anew (``twins.py``)."""
         self._survey(since)
         if not task.differentiable:  # the value needs no other gradient
-            self.leaves = list(self.used.values())
+            self.leaves, self._made = list(self.used.values()), []
         self.weights = self._own_weights()
         if self.tracker is not None:
             self.weights.still = {n for n in self.tracker.moving() if n in self.used}
@@ -94,16 +96,24 @@ class Centre:
     def _survey(self, since: int) -> None:
         """What the loss depends on, and which of the drawn tensors are among it."""
         task = self.task
-        self.leaves, self.older = leaves_of(self._roots(), since)
+        roots = self._roots()
+        self.leaves, self.older = leaves_of(roots, since)
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}
             self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
+        model = {id(p) for p in task.model.parameters()}
+        self._meet({id(leaf) for leaf in self.leaves} - model, roots)
         self.precision.check_leaves(self.leaves)
         reached = {id(leaf) for leaf in self.leaves}
         if self.older:
             refuse_older(task.weights, [self.loss], since)
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
+
+    def _meet(self, others: set[int], roots: list[Tensor]) -> None:
+        """Leaves that are none of the model's; they are rare."""
+        if others:
+            self._made = [leaf for leaf in first_uses(roots) if id(leaf) in others]
 
     def _own_weights(self) -> Weights:
         return Weights(self.used)

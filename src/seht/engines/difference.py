@@ -40,6 +40,7 @@ from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_half, refus
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
+from seht.engines.twins import refuse_lost
 from seht.engines.watched import own_gradients
 from seht.estimators import unknown
 from seht.hooks import hooks_of
@@ -255,6 +256,7 @@ def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | No
         both: Gradient = []
         for side in (step, -step):
             passes.gradient(sigma, side, both)
+        refuse_lost(centre, both)
         found.append((passes.sketch(both) - 2 * middle) / step**2)
     half, one, two = found
     small, large, size, whole = passes.sizes(half - one, one - two, one, middle)

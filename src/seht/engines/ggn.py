@@ -108,8 +108,7 @@ def _probe(
         factors = [h * (2 / width).to(h.dtype) for h in found.product]
         part = passes.pull(above, factors, keep=passes.older)
         del above
-    by_leaf = {id(leaf): g for leaf, g in found.beyond}
-    part = add(part, [by_leaf.get(id(leaf)) for leaf in passes.leaves])
+    part = add(part, passes.by_place(found.beyond))
     if two_sided:
         with passes.at(sigma, -e):
             minus = list(passes.boundary.outputs)  # type: ignore[union-attr]

@@ -45,6 +45,28 @@ def leaves_of(
     return leaves, older
 
 
+def first_uses(roots: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves that the roots depend on, in the order in which the closure first used them.
+
+    Unlike the order of a walk it does not depend on what a replayed operation is made of.
+    """
+    found: dict[Any, tuple[int, int]] = {}
+    seen: set[Any] = set()
+    stack = [root.grad_fn for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for place, (parent, _) in enumerate(node.next_functions):
+            if isinstance(parent, _LEAF):
+                use = (node._sequence_nr(), place)
+                found[parent] = min(found.get(parent, use), use)
+            else:
+                stack.append(parent)
+    return [leaf.variable for leaf in sorted(found, key=found.__getitem__)]
+
+
 _VIEWS = (
     *("ViewBackward", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "TBackward", "Transpose"),
     *(

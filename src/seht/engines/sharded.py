@@ -113,12 +113,14 @@ class ShardedPasses(Passes):
     def _survey(self, since: int) -> None:
         """Leaves are the shards; what is used on one rank counts as used on all."""
         self._refuse_others()
-        found, self.older = leaves_of(self._roots(), since)
+        roots = self._roots()
+        found, self.older = leaves_of(roots, since)
         gathered = self.shards.gathered
         shards = {id(p.sharded_param): p.sharded_param for p in self.shards.params}
         cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
         others = [leaf for leaf in found if id(leaf) not in {*gathered, *shards, *cut}]
         self.leaves = [*(w for w in shards.values() if w.requires_grad), *others]
+        self._meet({id(leaf) for leaf in others}, roots)
         if self.older:
             met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found}
             drawn = {n: met.get(id(w), w) for n, w in self.task.weights.items()}
@@ -169,9 +171,11 @@ class ShardedPasses(Passes):
         By an ordinary backward pass: ``autograd.grad`` would hand out whole gradients of the
         gathered weights, each rank's own.
         """
-        with self.shards.collecting(self.leaves):
+        with self.shards.collecting([*self.leaves, *(leaf for _, leaf in self._twins)]):
             torch.autograd.backward(outputs, cotangents, retain_graph=keep)
             found = [leaf.grad for leaf in self.leaves]
+            for place, twin in self._twins:
+                found[place] = twin.grad if found[place] is None else found[place]
         return [None if g is None else dense(local(g)) for g in found]
 
     def pull_along(self, sigma: Directions, *args: Any, **options: Any) -> dict[str, Tensor]:

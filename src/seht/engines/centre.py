@@ -28,6 +28,7 @@ from seht.engines.recorder import Recorder
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness
 from seht.hooks import hooks_of
+from seht.memory import refuse_others
 
 
 class Centre:
@@ -114,6 +115,7 @@ class Centre:
         """Leaves that are none of the model's; they are rare."""
         if others:
             self._made = [leaf for leaf in first_uses(roots) if id(leaf) in others]
+            refuse_others(self.task.weights, self._made)
 
     def _own_weights(self) -> Weights:
         return Weights(self.used)

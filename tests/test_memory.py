@@ -107,7 +107,7 @@ def test_what_is_not_probed_may_share():
     model = Pair().double()
     model.b.bias.data = model.a.bias.data
     seht.hessian_trace(model, lambda: loss_fn(model, (X, Y)))
-    with pytest.raises(ValueError, match="'a.bias' and 'b.bias'"):
+    with pytest.raises(ValueError, match=r"'a.bias' and 'b.bias'"):
         seht.hessian_trace(model, lambda: loss_fn(model, (X, Y)), params="*")
 
 

@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-
 _Known = tuple[tuple[int, ...], list[tuple[int, int]]]
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 """Where the parameters of a model lay when last seen, and the places of those that overlap."""
@@ -101,9 +100,9 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     first = min(a.storage_offset(), b.storage_offset())
     size = max(t.storage_offset() - first + _extent(t) // t.element_size() for t in (a, b))
     taken = torch.zeros(size, dtype=torch.bool, device="cpu")
-    view = lambda t: taken.as_strided(t.shape, t.stride(), t.storage_offset() - first)
-    view(a).fill_(True)
-    return bool(view(b).any())
+    one, other = (taken.as_strided(t.shape, t.stride(), t.storage_offset() - first) for t in (a, b))
+    one.fill_(True)
+    return bool(other.any())
 
 
 def _told(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> str:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seht.engines.base import Probe, Task, check_loss, report_unused, split
@@ -14,7 +15,7 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.deferred import Deferred
 from seht.engines.dropping import Dropped
-from seht.engines.graph import first_uses, leaves_of, mark, refuse_older
+from seht.engines.graph import coarsest, first_uses, leaves_of, mark, refuse_older
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.persample.axes import every_tensor
 from seht.engines.persample.errors import ExampleError, refuse_compiled
@@ -52,8 +53,12 @@ class Centre:
         memory: Memory | None = None,
         dropped: Dropped | None = None,
         precision: Precision | None = None,
+        types: bool = False,
     ) -> None:
         self.task = task
+        self.coarsest: torch.dtype | None = None
+        """The least precise type on the way of the gradients, where it was asked for."""
+        self._types = types
         self.precision = precision or Precision()
         self.frozen = frozen
         self.random = RandomState(task.model.parameters())
@@ -98,6 +103,7 @@ class Centre:
         """What the loss depends on, and which of the drawn tensors are among it."""
         task = self.task
         roots = self._roots()
+        self.coarsest = coarsest(roots) if self._types else None
         self.leaves, self.older = leaves_of(roots, since)
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}

@@ -69,6 +69,8 @@ class DifferenceEngine:
         self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
+        self._coarsest: torch.dtype | None = None
+        """The least precise type that gradients were seen to pass through."""
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
@@ -115,6 +117,7 @@ class DifferenceEngine:
                 "watch": not free and (watch or self.steps.uses < 2),
                 "memory": self.memory,
                 "precision": precision,
+                "types": self._coarsest is None or watch,
             }
             if shards is not None:
                 with refuse_kept():
@@ -133,7 +136,8 @@ class DifferenceEngine:
             if not passes.used:
                 found = _nothing_used(passes, lean)
             else:
-                dtype = precision.effective(next(iter(passes.used.values())).dtype)
+                self._coarsest = passes.coarsest or self._coarsest
+                dtype = precision.effective(next(iter(passes.used.values())).dtype, self._coarsest)
                 kappa = self.steps.start(task.curvature, dtype)
                 if task.curvature == "ggn":
                     found = gauss_newton(

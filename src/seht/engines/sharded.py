@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seht.engines.base import Directions, Task, report_unused
 from seht.engines.gradients import Gradient, dense, real, stride_of
-from seht.engines.graph import Take, handed_out, leaves_of, refuse_older
+from seht.engines.graph import Take, coarsest, handed_out, leaves_of, refuse_older
 from seht.engines.halves import HALVES
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.passes import Passes
@@ -114,6 +114,7 @@ class ShardedPasses(Passes):
         """Leaves are the shards; what is used on one rank counts as used on all."""
         self._refuse_others()
         roots = self._roots()
+        self.coarsest = coarsest(roots) if self._types else None
         found, self.older = leaves_of(roots, since)
         gathered = self.shards.gathered
         shards = {id(p.sharded_param): p.sharded_param for p in self.shards.params}

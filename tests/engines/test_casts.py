@@ -115,7 +115,7 @@ def test_measured(curvature, per_layer):
             seed=2,
         )
         found.append(result.estimate)
-    assert found[0] == pytest.approx(found[1], rel=0.02)
+    assert found[0] == pytest.approx(found[1], rel=1.5e-3)
 
 
 def test_what_counts():

@@ -85,12 +85,17 @@ class ShardedWeights(Weights):
 
     def step(self, sigma: Directions, kappa: float) -> Tensor:
         """One e for all ranks: both norms are those of the whole tensors."""
+        sizes, parts = self.lengths(sigma)
+        return step_size(sizes.norm(), parts.norm(), kappa)
+
+    def lengths(self, sigma: Directions) -> tuple[Tensor, Tensor]:
+        """Those of the whole tensors."""
         squares = [
             torch.stack([_square(w), _square(sigma[name])]) * self._shares[name]
             for name, w in self._weights.items()
         ]
-        size, length = self._shards.sum(torch.stack(squares).sum(0)).sqrt()
-        return step_size(size, length, kappa)
+        sizes, parts = self._shards.sum(torch.stack(squares)).sqrt().unbind(1)
+        return sizes, parts
 
     @contextmanager
     def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:

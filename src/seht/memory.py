@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +14,7 @@ _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
 def refuse_shared(
-    model: nn.Module, chosen: dict[str, Tensor], everything: list[tuple[str, Tensor]]
+    model: nn.Module, chosen: dict[str, Tensor], everything: Sequence[tuple[str, Tensor]]
 ) -> None:
     """Refuse a chosen parameter that overlaps in memory with another one of the model.
 
@@ -65,7 +65,7 @@ _PLAIN = frozenset({nn.Parameter, Tensor})
 
 
 def _overlapping(
-    everything: list[tuple[str, Tensor]], where: tuple[int, ...]
+    everything: Sequence[tuple[str, Tensor]], where: tuple[int, ...]
 ) -> list[tuple[int, int]]:
     """The places of parameters that share an entry with another."""
     first: dict[int, int] = {}

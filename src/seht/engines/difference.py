@@ -266,5 +266,5 @@ def _compare(passes: Passes, sigma: Directions, centre: Gradient | None, e: Tens
             passes.gradient(sigma, side, both)
         refuse_lost(centre, both)
         found.append((passes.sketch(both) - 2 * middle) / step**2)
-    *sizes, whole = passes.sizes(*compared(*found, 2.0), middle)
+    *sizes, whole = passes.sizes(*compared(found, 2.0), middle)
     return [*sizes, passes.task.weight * sizes[2] / whole, _NOISE * whole / e**2]

@@ -17,7 +17,6 @@ Places = tuple[int, ...]
 _SETS = 256  # so many are remembered, the last ones
 _FREE = 16  # checks before they are rationed
 _RATION = 16  # one check in so many uses after that
-_PAUSE = 8
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Draws:
     @property
     def pause(self) -> int:
         """Uses until the next check: none at first, few of them later."""
-        return 1 if self.checks < _FREE + self.uses / _RATION else _PAUSE
+        return 1 if self.checks < _FREE + self.uses / _RATION else _RATION
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``."""

@@ -138,5 +138,5 @@ def _compare(
         _, part, pulls = _probe(passes, sigma, factor * e, curvature, z, two_sided)
         found.append(passes.sketch(add(part, passes.pull_centre(z, pulls))))
     slopes = passes.sketch(passes.pull_centre(z, curvature.slopes()))
-    *sizes, whole = passes.sizes(*compared(*found, 2.0 if two_sided else 1.0), slopes)
+    *sizes, whole = passes.sizes(*compared(found, 2.0 if two_sided else 1.0), slopes)
     return [*sizes, passes.task.weight * sizes[2] / whole, torch.zeros_like(whole)]

@@ -56,15 +56,15 @@ def coarsest(roots: Sequence[Tensor]) -> torch.dtype | None:
     and its gradients are then no better than float32. The cast of the loss itself rounds none.
     """
     found = 0
-    seen: set[Any] = {None}
+    seen: set[Any] = set()
     stack = [root.grad_fn for root in roots]
-    first = [node for node in stack if node is not None and node.name() == "ToCopyBackward0"]
+    casts = [node for node in stack if node is not None and node.name() == "ToCopyBackward0"]
     while stack:
         node = stack.pop()
-        if node in seen:
+        if node is None or node in seen:
             continue
         seen.add(node)
-        if node not in first:
+        if node not in casts:
             for made in node._input_metadata:
                 found = max(found, _COARSEST.get(_REAL.get(made.dtype, made.dtype), 0))
         stack.extend(parent for parent, _ in node.next_functions)

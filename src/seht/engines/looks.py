@@ -12,8 +12,9 @@ _COARSE = 100  # rounding beyond so many times what is to be expected is somethi
 _DOUBTFUL = 0.2  # above this error the gradient's own length is not taken for granted
 
 
-def compared(half: Tensor, one: Tensor, two: Tensor, a: float) -> list[Tensor]:
+def compared(gradients: list[Tensor], a: float) -> list[Tensor]:
     """What a :class:`Look` is made of: vectors whose lengths it wants."""
+    half, one, two = gradients
     d, width = half - one, 2.0**a
     return [d, one - two, one, half + one, one + two, (width * half - one) / (width - 1), d * d]
 
@@ -110,7 +111,7 @@ class Look:
         common = max(0.0, (near - far) / (2.0**b - 2.0**-b))
         right = far - common * 2.0**-b
         doubt = rounding / math.sqrt(self._entries) + 2.0**a * truncation
-        return right if right > 2 * doubt else 0.0
+        return right if right > doubt else 0.0
 
     @property
     def _entries(self) -> float:

@@ -61,8 +61,8 @@ class StepPlan:
             self._control.kappa = float(self.length(passes, sigma) / unit)
 
         def look(kappa: float) -> Look:
-            *seen, grain = torch.stack([v.double() for v in compare(kappa * unit)]).tolist()
-            return Look(*seen, grain=self._control.eps * grain)
+            seen = torch.stack([v.double() for v in compare(kappa * unit)]).tolist()
+            return Look(*seen[:-1], self._control.eps * seen[-1])
 
         self._control.search(look, a, b)
         self._kappa = self._control.kappa or self._kappa

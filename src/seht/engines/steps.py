@@ -42,7 +42,7 @@ _BAD_HALF = 0.6  # ... where passes in half precision were asked for
 _GAP = 512  # steps between checks, in the long run
 _LOOKS = 6  # at so many steps in one check
 _AGREE = 3  # so many checks of different probes must agree before their error is one of all
-_FACTOR = 2.0  # ... to within this factor
+_FACTOR = 1.5  # ... to within this factor
 LARGEST = 0.3
 """The relative step never grows beyond this."""
 

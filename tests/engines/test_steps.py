@@ -24,8 +24,9 @@ class Simulated:
 
     def __init__(self, truncation, rounding, orders, size=1.0):
         self.sizes, (self.a, self.b), self.size = (truncation, rounding), orders, size
+        self.common = 2 / 3 if self.b == 2 else 0.0  # the centre's share, in squares
         self.generator = torch.Generator().manual_seed(0)
-        self.exact, self.bend = self.unit(), self.unit()
+        self.exact, self.bend, self.centre = self.unit(), self.unit(), self.unit()
 
     def unit(self):
         v = torch.randn(4000, generator=self.generator, dtype=torch.float64)
@@ -33,7 +34,8 @@ class Simulated:
 
     def gradient(self, e):
         t, r = self.sizes
-        noise = self.unit()  # another one each time, as rounding is
+        # Another one each time, as rounding is, but for the centre's.
+        noise = (1 - self.common) ** 0.5 * self.unit() + self.common**0.5 * self.centre
         return self.size * (self.exact + t * e**self.a * self.bend + r / e**self.b * noise)
 
     def error(self, e):
@@ -43,7 +45,8 @@ class Simulated:
     def look(self, e):
         """What the engine would find at a step."""
         vectors = compared([self.gradient(f * e) for f in (0.5, 1.0, 2.0)], self.a)
-        return Look(*(v.norm().item() for v in vectors), share=math.inf)
+        lengths = [v.norm().item() for v in vectors]
+        return Look(*lengths, share=math.inf, common=self.common)
 
     def check(self, steps):
         """What the engine learns there."""

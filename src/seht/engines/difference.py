@@ -213,7 +213,9 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     for sigma in task.probes(frugal=lean):
         if searching:
             searching = False
-            plan.search(passes, sigma, partial(_compare, passes, sigma, centre), 2.0, 2.0)
+            compare = partial(_compare, passes, sigma, centre)
+            # Of the noise in g(w+) + g(w-) - 2 g(w), in squares, the centre has 4 parts of 6.
+            plan.search(passes, sigma, compare, 2.0, 2.0, common=2 / 3)
         e = plan.length(passes, sigma)
         unit = scale / e**2
         pull -= 2 * unit

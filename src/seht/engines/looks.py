@@ -41,15 +41,17 @@ class Look:
     """
     grain: float = 0.0
     """What rounding to expect of passes that are as precise as they can be; 0 where unknown."""
+    common: float = 0.0
+    """How much of the rounding's square is the centre's, and the same at all three steps."""
 
     def parts(self, a: float, b: float) -> tuple[float, float]:
         """The squares of truncation u = (T e^a)^2 and rounding r = (R / e^b)^2.
 
         The squared distances are ``(1 - 2^-a)^2 u + (4^b + 1) r`` and
-        ``(2^a - 1)^2 u + (1 + 4^-b) r``.
+        ``(2^a - 1)^2 u + (1 + 4^-b) r``, with 2^(1+b) and 2^(1-b) less of the common part of r.
         """
-        m11, m12 = (1 - 2.0**-a) ** 2, 4.0**b + 1
-        m21, m22 = (2.0**a - 1) ** 2, 1 + 4.0**-b
+        m11, m12 = (1 - 2.0**-a) ** 2, 4.0**b + 1 - self.common * 2 ** (1 + b)
+        m21, m22 = (2.0**a - 1) ** 2, 1 + 4.0**-b - self.common * 2 ** (1 - b)
         d1, d2 = self.small**2, self.large**2
         det = m11 * m22 - m12 * m21
         return max(0.0, (d1 * m22 - m12 * d2) / det), max(0.0, (m11 * d2 - m21 * d1) / det)

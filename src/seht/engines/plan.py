@@ -53,16 +53,25 @@ class StepPlan:
         return torch.where(within.isfinite(), torch.minimum(within, most), e)
 
     def search(
-        self, passes: Passes, sigma: Directions, compare: Comparison, a: float, b: float
+        self,
+        passes: Passes,
+        sigma: Directions,
+        compare: Comparison,
+        a: float,
+        b: float,
+        common: float = 0.0,
     ) -> None:
-        """Compare steps along a probe, and go on with the best."""
+        """Compare steps along a probe, and go on with the best.
+
+        Truncation grows like e^a, rounding like e^-b, of which ``common`` is the centre's.
+        """
         unit = passes.weights.step(sigma, 1.0)
         if self._reach:  # a better place to begin at
             self._control.kappa = float(self.length(passes, sigma) / unit)
 
         def look(kappa: float) -> Look:
             seen = torch.stack([v.double() for v in compare(kappa * unit)]).tolist()
-            return Look(*seen[:-1], self._control.eps * seen[-1])
+            return Look(*seen[:-1], self._control.eps * seen[-1], common)
 
         self._control.search(look, a, b)
         self._kappa = self._control.kappa or self._kappa

@@ -48,9 +48,10 @@ def test_dense(name, steps, kind):
 @every_age
 @every_kind
 def test_the_stated_error_is_the_error(name, steps, kind):
-    """From the first call on."""
-    for call in calls(problem(name, steps), 6, **KINDS[kind][0]):
-        assert call.error / 3 < call.stated < 3 * call.error
+    """From the first call on; after three checks it may be that probes differ too much."""
+    for number, call in enumerate(calls(problem(name, steps), 6, **KINDS[kind][0])):
+        if number < 3 or call.stated is not None:
+            assert call.error / 3 < call.stated < 3 * call.error
 
 
 SPARSE = seht.SehtD(prob=0.05, layer_prob=0.2)

@@ -5,7 +5,8 @@ examples that have something in common.
 """
 
 import copy
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,56 @@ def trained(
         adam.step()
     model.zero_grad()
     return Problem(model, data(draw), loss_fn)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A penalised step: the error that it states, and the true one of the gradient it gave."""
+
+    stated: float | None
+    error: float
+    warned: bool
+    """Whether the user had heard of a bad step by then."""
+
+    @property
+    def honest(self) -> bool:
+        """Within a factor of 3, or none stated, or a warning.
+
+        Below a percent it is of no consequence; an answer that is mostly noise is called noise,
+        however much of it there is.
+        """
+        if self.stated is None or self.warned or max(self.stated, self.error) < 0.01:
+            return True
+        return self.error / 3 < self.stated < 3 * self.error or min(self.stated, self.error) > 0.5
+
+
+def calls(single: Problem, count: int, *, weight: float = 1e-3, **options: Any) -> Iterator[Call]:
+    """Penalised steps at the same weights, each with another probe."""
+    exact = single.double()
+    penalty = seht.HessianTrace(single.model, weight=weight, engine="difference", seed=3, **options)
+    truth = {k: v for k, v in options.items() if k not in ("two_sided", "kappa")}
+    estimate, made = penalty._engine.estimate, []
+
+    def noted(*args: Any, **named: Any) -> Any:
+        made.append(estimate(*args, **named))
+        return made[-1]
+
+    penalty._engine.estimate = noted
+    warned = False
+    while count:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            penalty(single.closure)
+        warned |= any("the difference engine's gradient" in str(w.message) for w in caught)
+        if penalty.last.trace is None:  # no layer drawn
+            continue
+        count -= 1
+        found = [g.double() for g in gradient(made.pop().trace, single.parameters())]
+        right = seht.hessian_trace(
+            exact.model, exact.closure, engine="autograd", seed=penalty.last.seed, **truth
+        )
+        error = relative(found, gradient(right, exact.parameters()))
+        yield Call(penalty.last.error, error, warned)
 
 
 @dataclass

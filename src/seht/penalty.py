@@ -337,9 +337,9 @@ class HessianTrace:
     def _penalise(self, task: Task, estimate: Estimate, step: int) -> Tensor:
         """Look at the estimate, note it, and return the penalised loss."""
         factor = task.coefficient(estimate.loss, estimate.trace)
-        seen = [estimate.loss, estimate.trace, factor, *estimate.look]
-        # The one look at values on the host in a step.
-        loss, trace, used, *rest = torch.stack([v.detach().double() for v in seen]).tolist()
+        seen = [estimate.loss, estimate.trace, factor]
+        # The one look at values on the host in a step, but for the rare checks of its engine.
+        loss, trace, used = torch.stack([v.detach().double() for v in seen]).tolist()
         self._ranks.check_finite(loss, trace, step, raising=self.on_nonfinite == "raise")
         check_finite_loss(loss)
         penalty, total = 0.0, estimate.total
@@ -353,7 +353,7 @@ class HessianTrace:
             total = estimate.loss if total is None else total
         error = estimate.error
         if estimate.learn is not None:
-            error = estimate.learn(rest, estimate.orders)
+            error = estimate.learn()
         self._unmet.look(task.weights, estimate.unused, task.count, type(self.model).__name__)
         self._plain_loss = None
         self._lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own

@@ -17,6 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from seht.memory import refuse_shared
+
 ParamSpec = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -76,6 +78,7 @@ def choose(model: nn.Module, params: ParamSpec = None) -> Chosen:
     if not tensors:
         raise ValueError(_nothing_chosen(params, trainable, frozen))
     _check_tensors(tensors)
+    refuse_shared(model, tensors, everything)
     return Chosen(tensors, frozenset(named))
 
 

@@ -27,7 +27,10 @@ class StepRecord:
     seed: int | None = None
     """Give it to :func:`seht.hessian_trace` to repeat this estimate at the same weights."""
     error: float | None = None
-    """The engine's own relative error (not the probe's), where it is known."""
+    """The relative error of this step's own gradient of the trace (not the probe's), where it is
+    known: on steps that compare step sizes, and between them where probes were found to agree.
+    Infinite where that gradient cannot be seen for rounding.
+    """
     unused: tuple[str, ...] = ()
     """Drawn tensors that the loss does not depend on; they count as zero."""
     shared: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -129,11 +129,8 @@ class Estimate:
     """In the lean form: loss + coefficient * trace, its gradient computed and waiting."""
     own: Tensor | None = None
     """Of a sharded model: this rank's own loss; ``loss`` is the mean over ranks."""
-    look: list[Tensor] = field(default_factory=list)
-    """What the engine wants looked at on the host, together with loss and trace."""
-    orders: tuple[float, float] | None = None
-    learn: Callable[[list[float], Any], float | None] | None = None
-    """Takes what ``look`` showed and returns the engine's relative error."""
+    learn: Callable[[], float | None] | None = None
+    """The estimate is wanted: take over what it taught; returns its relative error, if known."""
     commit: Callable[[], None] = lambda: None
     """Takes over what the pass wrote into buffers (BatchNorm statistics): the caller decides."""
 

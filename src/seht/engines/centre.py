@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seht.engines.base import Probe, Task, check_loss, report_unused, split
@@ -14,7 +15,7 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.deferred import Deferred
 from seht.engines.dropping import Dropped
-from seht.engines.graph import leaves_of, mark, refuse_older
+from seht.engines.graph import coarsest, first_uses, leaves_of, mark, refuse_older
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.persample.axes import every_tensor
 from seht.engines.persample.errors import ExampleError, refuse_compiled
@@ -28,6 +29,7 @@ from seht.engines.recorder import Recorder
 from seht.engines.state import RandomState, Weights
 from seht.engines.witness import Witness
 from seht.hooks import hooks_of
+from seht.memory import refuse_others
 
 
 class Centre:
@@ -51,8 +53,12 @@ class Centre:
         memory: Memory | None = None,
         dropped: Dropped | None = None,
         precision: Precision | None = None,
+        types: bool = False,
     ) -> None:
         self.task = task
+        self.coarsest: torch.dtype | None = None
+        """The least precise type on the way of the gradients, where it was asked for."""
+        self._types = types
         self.precision = precision or Precision()
         self.frozen = frozen
         self.random = RandomState(task.model.parameters(), task.random)
@@ -72,9 +78,11 @@ class Centre:
             self.random.begin(self.start)
             raise
         self.end = self.random.end()
+        self._made: list[Tensor] = []
+        """Leaves that are none of the model's, which later passes may make anew (``twins.py``)."""
         self._survey(since)
         if not task.differentiable:  # the value needs no other gradient
-            self.leaves = list(self.used.values())
+            self.leaves, self._made = list(self.used.values()), []
         self.weights = self._own_weights()
         if self.tracker is not None:
             self.weights.still = {n for n in self.tracker.moving() if n in self.used}
@@ -94,16 +102,26 @@ class Centre:
     def _survey(self, since: int) -> None:
         """What the loss depends on, and which of the drawn tensors are among it."""
         task = self.task
-        self.leaves, self.older = leaves_of(self._roots(), since)
+        roots = self._roots()
+        self.coarsest = coarsest(roots) if self._types else None
+        self.leaves, self.older = leaves_of(roots, since)
         if self.boundary is not None:  # outputs that were cut off are no leaves of the user's
             cut = {id(z) for z in self.boundary.outputs}
             self.leaves = [leaf for leaf in self.leaves if id(leaf) not in cut]
+        model = {id(p) for p in task.model.parameters()}
+        self._meet({id(leaf) for leaf in self.leaves} - model, roots)
         self.precision.check_leaves(self.leaves)
         reached = {id(leaf) for leaf in self.leaves}
         if self.older:
             refuse_older(task.weights, [self.loss], since)
         self.used = {n: w for n, w in task.weights.items() if id(w) in reached}
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
+
+    def _meet(self, others: set[int], roots: list[Tensor]) -> None:
+        """Leaves that are none of the model's; they are rare."""
+        if others:
+            self._made = [leaf for leaf in first_uses(roots) if id(leaf) in others]
+            refuse_others(self.task.weights, self._made)
 
     def _own_weights(self) -> Weights:
         return Weights(self.used)

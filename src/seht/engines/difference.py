@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,19 +28,23 @@ from torch import Tensor
 
 from seht.engines.alone import alone
 from seht.engines.base import Directions, Estimate, Task, check_loss, refuse_scripted, split
+from seht.engines.draws import Draws
 from seht.engines.free import noise_stability
 from seht.engines.ggn import gauss_newton
 from seht.engines.gradients import Gradient, add, left_out, times
 from seht.engines.graph import Stored
 from seht.engines.kinks.rules import KeepGraph
+from seht.engines.looks import compared
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.memory import Memory
+from seht.engines.plan import StepPlan
 from seht.engines.precision import check_precision, prepared
 from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_half, refuse_kept
 from seht.engines.shards import find as find_shards
 from seht.engines.state import uninterrupted
 from seht.engines.steps import StepControl
+from seht.engines.twins import refuse_lost
 from seht.engines.watched import own_gradients
 from seht.estimators import unknown
 from seht.hooks import hooks_of
@@ -64,12 +69,16 @@ class DifferenceEngine:
             raise ValueError(unknown("kinks", kinks, ["frozen", "free"]))
         self.kinks = kinks
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
+        self.draws = Draws()
+        """What is known of the steps of some tensors, where not all are drawn."""
         self.two_sided = two_sided
         self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
         self._curved = False
         """For the Gauss-Newton trace: whether a first step has looked at the loss's curvature."""
+        self._coarsest: torch.dtype | None = None
+        """The least precise type that gradients were seen to pass through."""
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
@@ -103,7 +112,8 @@ class DifferenceEngine:
                         "is the mean of two losses; leave them out, or give kappa="
                     )
                 return noise_stability(task, precision)
-            watch = watch and not free and self.steps.due
+            plan = StepPlan(task, self.steps, self.draws, check=watch and not free)
+            watch = plan.check
             prefix = not watch and not free and _pays(task) and shards is None
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
             held = getattr(task.estimator, "coupling", None) == "frozen"
@@ -116,6 +126,7 @@ class DifferenceEngine:
                 "watch": not free and (watch or self.steps.uses < 2),
                 "memory": self.memory,
                 "precision": precision,
+                "types": self._coarsest is None or watch,
             }
             if shards is not None:
                 with refuse_kept():
@@ -134,43 +145,41 @@ class DifferenceEngine:
             if not passes.used:
                 found = _nothing_used(passes, lean)
             else:
-                dtype = precision.effective(next(iter(passes.used.values())).dtype)
-                kappa = self.steps.start(task.curvature, dtype)
+                self._coarsest = passes.coarsest or self._coarsest
+                dtype = precision.effective(next(iter(passes.used.values())).dtype, self._coarsest)
+                plan.start(task.curvature, dtype)
                 if task.curvature == "ggn":
                     found = gauss_newton(
                         passes,
-                        kappa,
+                        plan,
                         lean=lean,
-                        watch=watch,
                         two_sided=self.two_sided,
                         first=not self._curved,
                     )
                     self._curved = True
                 else:
-                    found = hessian(passes, kappa, lean=lean, watch=watch)
+                    found = hessian(passes, plan, lean=lean)
         found.commit = precision.committing(passes.commit)
         found.own = None if shards is None else passes.loss.detach()
         found.shared = passes.shared
         found.output = precision.given_out(found.output)
         if not task.differentiable:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
-        found.learn = self._learn
+        found.learn = partial(self._learn, plan)
         return found
 
-    def _learn(self, seen: list[float], orders: tuple[float, float] | None) -> float | None:
-        if orders is not None:
-            small, large, size, share = seen
-            self.steps.learn(small, large, size, *orders, share)
-        self.steps.uses += 1
-        return self.steps.error
+    def _learn(self, plan: StepPlan) -> float | None:
+        self.steps, error = plan.learn()
+        return error
 
     def state(self) -> dict[str, Any]:
         """The adapted step, for ``state_dict``."""
-        return self.steps.state()
+        return {**self.steps.state(), "draws": self.draws.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on with an adapted step, unless one was given."""
-        own, self.steps = self.steps, StepControl(**state)
+        own, self.steps = self.steps, StepControl.of(state)
+        self.draws = Draws.of(state["draws"]) if "draws" in state else Draws()
         self.steps.fixed = own.fixed
         if own.fixed:
             self.steps.kappa = own.kappa
@@ -198,22 +207,25 @@ def _nothing_used(passes: Passes, lean: bool) -> Estimate:
     return Estimate(loss, zero, passes.output, passes.unused, total=whole)
 
 
-def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimate:
+def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     """The mean over the probes, with 1 + 2K passes."""
     task, loss = passes.task, passes.loss
     scale = task.estimator.scale / task.estimator.probes
-    early = lean or watch or (passes.hooked and task.differentiable)
+    early = lean or plan.check or (passes.hooked and task.differentiable)
     centre = passes.centre_gradient(keep=not lean) if early else None
     value = loss.new_zeros((), dtype=torch.float64)
     pull = torch.zeros_like(value)
     unit, total = pull, Gradient()
-    seen: list[Tensor] = []
+    searching = plan.check
     # With one probe and a known coefficient the parts are folded into one gradient as they come.
     fold = lean and task.constant and task.estimator.probes == 1
     for sigma in task.probes(frugal=lean):
-        e = passes.weights.step(sigma, kappa)
-        if watch and not seen:
-            seen = _compare(passes, sigma, e, centre)
+        if searching:
+            searching = False
+            compare = partial(_compare, passes, sigma, centre)
+            # Of the noise in g(w+) + g(w-) - 2 g(w), in squares, the centre has 4 parts of 6.
+            plan.search(passes, sigma, compare, 2.0, 2.0, common=2 / 3)
+        e = plan.length(passes, sigma)
         unit = scale / e**2
         pull -= 2 * unit
         if fold:
@@ -247,14 +259,14 @@ def hessian(passes: Passes, kappa: float, *, lean: bool, watch: bool) -> Estimat
         units = [unit] * len(total)
         [loss], inputs = passes.ends([loss])
         trace = Stored.apply(trace, [1, *total], [pull, *units], loss, *inputs)
-    orders = (2.0, 2.0) if seen else None
-    return Estimate(
-        loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders
-    )
+    return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
-def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | None) -> list[Tensor]:
-    """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
+_NOISE = 6**0.5  # of g(w+) + g(w-) - 2 g(w), where each has its own of length 1
+
+
+def _compare(passes: Passes, sigma: Directions, centre: Gradient | None, e: Tensor) -> list[Tensor]:
+    """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
     assert centre is not None
     middle = passes.sketch(centre)
     found = []
@@ -263,7 +275,7 @@ def _compare(passes: Passes, sigma: Directions, e: Tensor, centre: Gradient | No
         both: Gradient = []
         for side in (step, -step):
             passes.gradient(sigma, side, both)
+        refuse_lost(centre, both)
         found.append((passes.sketch(both) - 2 * middle) / step**2)
-    half, one, two = found
-    small, large, size, whole = passes.sizes(half - one, one - two, one, middle)
-    return [small, large, size, passes.task.weight * size / whole]
+    *sizes, whole = passes.sizes(*compared(found, 2.0), middle)
+    return [*sizes, passes.task.weight * sizes[2] / whole, _NOISE * whole / e**2]

@@ -21,11 +21,12 @@ from seht.engines.base import Estimate, Task, check_loss, report_unused, split
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.gradients import Gradient, add, times
-from seht.engines.graph import handed_out, leaves_of, mark, quiet, refuse_older
+from seht.engines.graph import first_uses, handed_out, leaves_of, mark, quiet, refuse_older
 from seht.engines.mode import Generators
 from seht.engines.precision import Casts, Precision
 from seht.engines.replay import extra_run
 from seht.engines.state import RandomState, Weights
+from seht.engines.twins import pairs
 
 
 def noise_stability(task: Task, precision: Precision) -> Estimate:
@@ -36,6 +37,7 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
     weights = Weights(task.weights)
     start = random.read()
     leaves: list[Tensor] = []
+    made: list[Tensor] = []
     older = False
     total: Gradient = []
     device = next(iter(task.weights.values())).device
@@ -60,9 +62,14 @@ def noise_stability(task: Task, precision: Precision) -> Estimate:
                         leaves, older = leaves_of([loss], since)
                         precision.check_leaves(leaves)
                         refuse_older(task.weights, [loss], since)
-                    with quiet(leaves):
+                        model = {id(p) for p in task.model.parameters()}
+                        if any(id(leaf) not in model for leaf in leaves):
+                            made = [v for v in first_uses([loss]) if id(v) not in model]
+                    twins = {id(a): b for a, b in pairs(made, [loss], leaves)} if made else {}
+                    ends = [twins.get(id(leaf), leaf) for leaf in leaves]
+                    with quiet(ends):
                         part: Gradient = list(
-                            torch.autograd.grad(loss, leaves, retain_graph=older, allow_unused=True)
+                            torch.autograd.grad(loss, ends, retain_graph=older, allow_unused=True)
                         )
             finally:
                 if commit is not None:

@@ -17,6 +17,8 @@ that reach the weights past the outputs (an L2 term in the closure) add nothing 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -24,11 +26,13 @@ from seht.engines.base import Directions, Estimate, check_loss, split
 from seht.engines.curved import Curvature, OutputCurvature
 from seht.engines.gradients import Gradient, add, left_out, times
 from seht.engines.graph import Stored, leaves_of
+from seht.engines.looks import compared
 from seht.engines.passes import Passes
+from seht.engines.plan import StepPlan
 
 
 def gauss_newton(
-    passes: Passes, kappa: float, *, lean: bool, watch: bool, two_sided: bool, first: bool
+    passes: Passes, plan: StepPlan, *, lean: bool, two_sided: bool, first: bool
 ) -> Estimate:
     """The mean over the probes, with 1 + K passes (lean: one more forward pass); the ``first`` time
     with a look at whether the loss is curved.
@@ -47,11 +51,13 @@ def gauss_newton(
     value = loss.detach().new_zeros(())
     total: Gradient = []
     cotangents: list[Tensor] = []
-    seen: list[Tensor] = []
+    searching = plan.check
     for sigma in task.probes(frugal=lean):
-        e = passes.weights.step(sigma, kappa)
-        if watch and not seen:
-            seen = _compare(passes, sigma, e, curvature, z, two_sided)
+        if searching:
+            searching = False
+            compare = partial(_compare, passes, sigma, curvature, z, two_sided)
+            plan.search(passes, sigma, compare, 2.0 if two_sided else 1.0, 1.0)
+        e = plan.length(passes, sigma)
         found, part, pulls = _probe(passes, sigma, e, curvature, z, two_sided)
         value = value + scale * found.value
         total = add(total, part if scale == 1 else times(part, scale))
@@ -81,10 +87,7 @@ def gauss_newton(
         ones = [1.0] * (len(z) + len(total))
         [loss, *z], inputs = passes.ends([loss, *z])
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *inputs)
-    orders = ((2.0, 1.0) if two_sided else (1.0, 1.0)) if seen else None
-    return Estimate(
-        loss, trace, passes.output, passes.unused, total=whole, look=seen, orders=orders
-    )
+    return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
 def _probe(
@@ -112,8 +115,7 @@ def _probe(
         factors = [h * (2 / width).to(h.dtype) for h in found.product]
         part = passes.pull(above, factors, keep=passes.older)
         del above
-    by_leaf = {id(leaf): g for leaf, g in found.beyond}
-    part = add(part, [by_leaf.get(id(leaf)) for leaf in passes.leaves])
+    part = add(part, passes.by_place(found.beyond))
     if two_sided:
         with passes.at(sigma, -e):
             minus = list(passes.boundary.outputs)  # type: ignore[union-attr]
@@ -131,17 +133,16 @@ def _outputs(passes: Passes, sigma: Directions, e: Tensor) -> list[Tensor]:
 def _compare(
     passes: Passes,
     sigma: Directions,
-    e: Tensor,
     curvature: Curvature,
     z: list[Tensor],
     two_sided: bool,
+    e: Tensor,
 ) -> list[Tensor]:
-    """Distances of the gradients at (e/2, e) and (e, 2e), their size, and their share."""
+    """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
     found = []
     for factor in (0.5, 1.0, 2.0):
         _, part, pulls = _probe(passes, sigma, factor * e, curvature, z, two_sided)
         found.append(passes.sketch(add(part, passes.pull_centre(z, pulls))))
-    half, one, two = found
     slopes = passes.sketch(passes.pull_centre(z, curvature.slopes()))
-    small, large, size, whole = passes.sizes(half - one, one - two, one, slopes)
-    return [small, large, size, passes.task.weight * size / whole]
+    *sizes, whole = passes.sizes(*compared(found, 2.0 if two_sided else 1.0), slopes)
+    return [*sizes, passes.task.weight * sizes[2] / whole, torch.zeros_like(whole)]

@@ -45,6 +45,59 @@ def leaves_of(
     return leaves, older
 
 
+_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32}
+_COARSEST = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+
+
+def coarsest(roots: Sequence[Tensor]) -> torch.dtype | None:
+    """The least precise type that a gradient passes through on its way from the roots.
+
+    A model in float64 may cast to float32 inside (Hugging Face's norms, rotations and losses do),
+    and its gradients are then no better than float32. The cast of the loss itself rounds none.
+    """
+    found = 0
+    seen: set[Any] = set()
+    stack = [root.grad_fn for root in roots]
+    casts = [node for node in stack if node is not None and node.name() == "ToCopyBackward0"]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node not in casts:
+            for made in node._input_metadata:
+                found = max(found, _COARSEST.get(_REAL.get(made.dtype, made.dtype), 0))
+        stack.extend(parent for parent, _ in node.next_functions)
+    return next((dtype for dtype, rank in _COARSEST.items() if rank == found), None)
+
+
+def coarser(a: torch.dtype, b: torch.dtype | None) -> torch.dtype:
+    """The less precise of two types."""
+    return b if b is not None and _COARSEST.get(b, 0) > _COARSEST.get(a, 0) else a
+
+
+def first_uses(roots: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves that the roots depend on, in the order in which the closure first used them.
+
+    Unlike the order of a walk it does not depend on what a replayed operation is made of.
+    """
+    found: dict[Any, tuple[int, int]] = {}
+    seen: set[Any] = set()
+    stack = [root.grad_fn for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for place, (parent, _) in enumerate(node.next_functions):
+            if isinstance(parent, _LEAF):
+                use = (node._sequence_nr(), place)
+                found[parent] = min(found.get(parent, use), use)
+            else:
+                stack.append(parent)
+    return [leaf.variable for leaf in sorted(found, key=found.__getitem__)]
+
+
 _VIEWS = (
     *("ViewBackward", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "TBackward", "Transpose"),
     *(

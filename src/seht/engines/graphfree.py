@@ -33,12 +33,14 @@ from seht.engines.affine import Affine, NotAffine
 from seht.engines.base import Closure, Directions, Task, refuse_scripted
 from seht.engines.curved import Curvature
 from seht.engines.dropping import dropping, wants_graph
-from seht.engines.graph import leaves_of
+from seht.engines.graph import coarser, leaves_of
+from seht.engines.halves import HALVES
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
 from seht.engines.persample.errors import ExampleError
 from seht.engines.persample.memory import Memory
 from seht.engines.state import RandomState, uninterrupted
+from seht.engines.steps import START
 from seht.engines.tf32 import unshortened
 from seht.estimators import Estimator, SehtS
 
@@ -48,6 +50,7 @@ KAPPA = {
     ("ggn", torch.float64): 1e-6,
     ("ggn", torch.float32): 3e-3,
 }
+KAPPA |= {key: kappa for key, kappa in START.items() if key[1] in HALVES}
 """The relative step by curvature and dtype: larger than for gradients, as losses round more."""
 
 
@@ -157,7 +160,7 @@ def _measured(
     if per_layer:
         return _with_layers(task, stretch, memory, watch)
     with nullcontext() if memory.graph else dropping() as saved:
-        passes = Passes(task, lean=not memory.graph, memory=memory, dropped=saved)
+        passes = Passes(task, lean=not memory.graph, memory=memory, dropped=saved, types=True)
         if task.curvature == "ggn":
             return _gauss_newton(passes, stretch, watch, memory)
         return _hessian(passes, stretch)
@@ -179,10 +182,12 @@ class _Times:
 def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
     dtype = next(iter(passes.used.values())).dtype
     curvature = passes.task.curvature
-    if (curvature, dtype) not in KAPPA:
+    if (curvature, dtype) not in KAPPA or dtype in HALVES:
         raise TypeError(
             f"measuring needs float32 or float64 weights, not {dtype}; call model.float() first"
         )
+    # The model may cast to less inside, and the loss is a difference's raw material here.
+    dtype = coarser(coarser(dtype, passes.coarsest), passes.loss.dtype)
     return passes.weights.step(sigma, stretch * KAPPA[curvature, dtype])
 
 
@@ -252,7 +257,7 @@ def _gauss_newton(
 
 
 def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | None) -> Replicates:
-    passes = Passes(task, lean=task.curvature == "hessian", memory=memory)
+    passes = Passes(task, lean=task.curvature == "hessian", memory=memory, types=True)
     loss = float(passes.loss.detach())
     traces: list[float] = []
     layers: dict[str, list[float]] = {name: [] for name in passes.used}

@@ -17,6 +17,7 @@ from seht.engines.gradients import Gradient, dense, inner, sketch, times
 from seht.engines.graph import Take, handed_out, handing_over, mark, quiet
 from seht.engines.persample.signs import Signs
 from seht.engines.replay import Replayer, extra_run
+from seht.engines.twins import pairs
 from seht.engines.witness import unrepeatable
 from seht.hooks import muted
 
@@ -57,9 +58,36 @@ class Passes(Centre):
                 if self.frozen:
                     replayer.finish(self.end)
                     self._watch = False  # one comparison is enough
+                self._find_twins(output)
                 yield output
         finally:
+            self._twins = self._lasting
             self.random.finish(self.end)
+
+    _twins: tuple[tuple[int, Tensor], ...] = ()
+    """Leaves that a pass made in place of the centre's, and their places."""
+    _lasting: tuple[tuple[int, Tensor], ...] = ()
+    """Those of the pass that stands for the centre's (:meth:`apart`)."""
+
+    def _find_twins(self, output: Any) -> None:
+        if self._made:
+            roots = [split(output)[0], *(self.boundary.outputs if self.boundary else [])]
+            known = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
+            standing = {id(result) for result, _ in self._stand_ins.values()}
+            places = {id(leaf): place for place, leaf in enumerate(self.leaves)}
+            made = [leaf for leaf in self._made if id(leaf) not in standing]
+            new = tuple((places[id(a)], b) for a, b in pairs(made, roots, known))
+            self._twins = (*self._lasting, *new)
+
+    def by_place(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Gradient:
+        """Gradients of some leaves, or of their twins, as one of all."""
+        places = {id(leaf): place for place, leaf in enumerate(self.leaves)}
+        places |= {id(leaf): place for place, leaf in self._twins}
+        total: Gradient = [None] * len(self.leaves)
+        for leaf, g in parts:
+            if id(leaf) in places:
+                total[places[id(leaf)]] = g
+        return total
 
     def _again(self) -> Any:
         try:
@@ -75,6 +103,7 @@ class Passes(Centre):
             return self.loss, list(self.boundary.outputs) if self.boundary else []
         with self.at(None) as output:
             loss = check_loss(split(output)[0])
+            self._lasting = self._twins  # the graph is used when the pass is over
             return loss, list(self.boundary.outputs) if self.boundary else []
 
     def gradient(
@@ -130,16 +159,23 @@ class Passes(Centre):
         gradient in ``more`` comes last.
         """
         targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
+        twins = [leaf for _, leaf in self._twins]
         scaled = self.precision.scaled(outputs, cotangents)
         if scaled is not None:
             cotangents, back = scaled
             give = take
             take = None if give is None else lambda place, g: give(place, g * back.to(g.dtype))
         handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
-        with quiet(self.leaves), handing as taken:
-            found = torch.autograd.grad(
-                outputs, [*targets, *more], cotangents, retain_graph=keep, allow_unused=True
+        with quiet([*self.leaves, *twins]), handing as taken:
+            inputs = [*targets, *more, *twins]
+            found = list(
+                torch.autograd.grad(
+                    outputs, inputs, cotangents, retain_graph=keep, allow_unused=True
+                )
             )
+        own = [found.pop() for _ in twins][::-1]
+        for (place, _), g in zip(self._twins, own, strict=True):
+            found[place] = g if found[place] is None else found[place]
         parts = [None if place in taken else dense(g) for place, g in enumerate(found)]
         return parts if scaled is None else times(parts, back)
 

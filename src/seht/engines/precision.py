@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from seht.engines.base import Task
 from seht.engines.boundary import mapped
 from seht.engines.deferred import Deferred, normalised
-from seht.engines.graph import leaves_of
+from seht.engines.graph import coarser, leaves_of
 from seht.engines.halves import HALVES, Copies, in_half, wide, widened
 from seht.engines.replaced import Replaced
 from seht.engines.tf32 import shortened, unshortened
@@ -155,9 +155,13 @@ class Precision:
         if dtype in HALVES and self.lowest != torch.bfloat16:
             self.lowest = dtype
 
-    def effective(self, weights: torch.dtype) -> torch.dtype:
-        """The type that stands for how precise the passes are; float16 for TF32, too."""
-        return weights if self.lowest is None or weights == torch.float64 else self.lowest
+    def effective(self, weights: torch.dtype, seen: torch.dtype | None = None) -> torch.dtype:
+        """The type that stands for how precise the passes are; float16 for TF32, too.
+
+        ``seen`` is the least precise one that was seen in their graph.
+        """
+        noted = weights if self.lowest is None or weights == torch.float64 else self.lowest
+        return coarser(noted, seen)
 
     def targets(self, leaves: list[Tensor]) -> list[Tensor]:
         """What the leaves' gradients are handed out to: themselves, or what they are copies of."""

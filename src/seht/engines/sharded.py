@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seht.engines.base import Directions, Task, report_unused
 from seht.engines.gradients import Gradient, dense, real, stride_of
-from seht.engines.graph import Take, handed_out, leaves_of, refuse_older
+from seht.engines.graph import Take, coarsest, handed_out, leaves_of, refuse_older
 from seht.engines.halves import HALVES
 from seht.engines.kinks.rules import KeepGraph
 from seht.engines.passes import Passes
@@ -85,12 +85,17 @@ class ShardedWeights(Weights):
 
     def step(self, sigma: Directions, kappa: float) -> Tensor:
         """One e for all ranks: both norms are those of the whole tensors."""
+        sizes, parts = self.lengths(sigma)
+        return step_size(sizes.norm(), parts.norm(), kappa)
+
+    def lengths(self, sigma: Directions) -> tuple[Tensor, Tensor]:
+        """Those of the whole tensors."""
         squares = [
             torch.stack([_square(w), _square(sigma[name])]) * self._shares[name]
             for name, w in self._weights.items()
         ]
-        size, length = self._shards.sum(torch.stack(squares).sum(0)).sqrt()
-        return step_size(size, length, kappa)
+        sizes, parts = self._shards.sum(torch.stack(squares)).sqrt().unbind(1)
+        return sizes, parts
 
     @contextmanager
     def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
@@ -113,12 +118,15 @@ class ShardedPasses(Passes):
     def _survey(self, since: int) -> None:
         """Leaves are the shards; what is used on one rank counts as used on all."""
         self._refuse_others()
-        found, self.older = leaves_of(self._roots(), since)
+        roots = self._roots()
+        self.coarsest = coarsest(roots) if self._types else None
+        found, self.older = leaves_of(roots, since)
         gathered = self.shards.gathered
         shards = {id(p.sharded_param): p.sharded_param for p in self.shards.params}
         cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
         others = [leaf for leaf in found if id(leaf) not in {*gathered, *shards, *cut}]
         self.leaves = [*(w for w in shards.values() if w.requires_grad), *others]
+        self._meet({id(leaf) for leaf in others}, roots)
         if self.older:
             met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found}
             drawn = {n: met.get(id(w), w) for n, w in self.task.weights.items()}
@@ -169,9 +177,11 @@ class ShardedPasses(Passes):
         By an ordinary backward pass: ``autograd.grad`` would hand out whole gradients of the
         gathered weights, each rank's own.
         """
-        with self.shards.collecting(self.leaves):
+        with self.shards.collecting([*self.leaves, *(leaf for _, leaf in self._twins)]):
             torch.autograd.backward(outputs, cotangents, retain_graph=keep)
             found = [leaf.grad for leaf in self.leaves]
+            for place, twin in self._twins:
+                found[place] = twin.grad if found[place] is None else found[place]
         return [None if g is None else dense(local(g)) for g in found]
 
     def pull_along(self, sigma: Directions, *args: Any, **options: Any) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import sys
@@ -193,6 +194,18 @@ class Weights:
         else:
             length = norm(sigma[n] for n in self._weights)
         return step_size(norm(self._weights.values()), length, kappa)
+
+    def lengths(self, sigma: Directions) -> tuple[Tensor, Tensor]:
+        """The norms of each drawn tensor and of its part of the probe."""
+        sizes = torch.stack([norm([w]) for w in self._weights.values()])
+        return sizes, torch.stack([norm([sigma[n]]) for n in self._weights])
+
+    def within(self, sigma: Directions, reach: dict[str, float]) -> Tensor:
+        """The largest e at which no tensor moves further than its reach, relative to its size."""
+        sizes, parts = self.lengths(sigma)
+        most = sizes.new_tensor([reach.get(n, math.inf) for n in self._weights])
+        each = torch.where((sizes > 0) & (parts > 0), most * sizes / parts, math.inf)
+        return each.min()
 
     @contextmanager
     def away(self) -> Iterator[None]:

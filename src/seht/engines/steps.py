@@ -2,18 +2,24 @@ r"""The step of the difference engine: how large, and how good its answer is.
 
 A difference with step e has a truncation error :math:`T e^a` and a rounding error
 :math:`R / e^b`, and no one step suits all models. Comparing the gradients at e/2, e and 2e gives
-two equations for the two sizes, and with them the error at e and the best step. That is done on
-first use and every so often; in between the last answer holds.
+two equations for the two sizes, and with them the error at e and the best step (``looks.py``).
+
+A check looks at one step after the other until it finds none that is better; the estimate is then
+made with the best. That is done on first use and every so often. In between, what the last checks
+found is stated only where they agreed: the error belongs to a probe, and where one differs from the
+next it is not known without looking.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 
+from seht.engines.looks import Look
 from seht.guards import warn
 
 START = {
@@ -34,8 +40,11 @@ _GOOD = 2e-3  # below this error the step is left alone
 _BAD = 0.1  # above this one the user hears of it
 _BAD_HALF = 0.6  # ... where passes in half precision were asked for
 _GAP = 512  # steps between checks, in the long run
-_MOVES = 4  # quick looks at a step that was just changed
-_LARGEST = 0.3  # the relative step never grows beyond this
+_LOOKS = 6  # at so many steps in one check
+_AGREE = 3  # so many checks of different probes must agree before their error is one of all
+_FACTOR = 1.5  # ... to within this factor
+LARGEST = 0.3
+"""The relative step never grows beyond this."""
 
 
 @dataclass
@@ -45,86 +54,89 @@ class StepControl:
     kappa: float | None = None
     fixed: bool = False
     error: float | None = None
-    """Of the last use, relative to the gradient."""
-    ahead: float | None = None
-    """What to expect of the next one, at the step that the last check chose."""
+    """Of the last use, relative to the gradient, where it is known."""
     uses: int = 0
     next_check: int = 0
-    gap: int = 8
-    moves: int = 0
+    gap: int = 4
+    looks: int = 0
+    """Checks that agree on this step so far."""
+    level: float = 0.0
+    """The mean of the logarithm of their errors."""
+    spread: float = 0.0
+    """How far apart those logarithms lie; what was long ago counts less."""
     warned: bool = False
     eps: float = 0.0
     """The relative rounding of the passes that the step was found for; 0 before the first use."""
 
     def start(self, curvature: str, dtype: torch.dtype) -> float:
-        """The step to use now, for passes that compute in this type."""
+        """The step to begin with now, for passes that compute in this type."""
         eps = torch.finfo(dtype).eps
         if self.eps not in (0, eps):  # autocast went on or off
             self.kappa = self.kappa if self.fixed else None
-            self.error = self.ahead = None
-            self.next_check, self.gap, self.moves = self.uses, 8, 0
+            self.next_check, self.gap, self.looks = self.uses, 4, 0
         self.eps = eps
         if self.kappa is None:
             if (curvature, dtype) not in START:
                 raise TypeError(f"engine='difference' needs real floating weights, not {dtype}")
             self.kappa = START[curvature, dtype]
-        if self.ahead is not None:
-            self.error = self.ahead
+        self.error = self._usual()
         return self.kappa
+
+    def _usual(self) -> float | None:
+        """The error of a probe that nobody looks at: known where those of others were alike."""
+        if self.looks < _AGREE or self.spread > math.log(_FACTOR):
+            return None
+        return math.exp(self.level)
 
     @property
     def due(self) -> bool:
         """Whether this use should compare steps."""
         return self.uses >= self.next_check
 
-    def learn(
-        self, small: float, large: float, size: float, a: float, b: float, share: float = math.inf
-    ) -> None:
-        """Take in a check: the distances of the gradients at (e/2, e) and (e, 2e), and their size.
+    def search(self, look: Callable[[float], Look], a: float, b: float) -> None:
+        """Look at the step, and at others as long as they promise to be better; take the best.
 
-        ``share`` is the penalty's gradient over the loss's: where the one is nothing beside the
-        other (a quadratic loss: the trace does not change at all), its error is no news.
-
-        With u = (T e^a)^2 and r = (R / e^b)^2 the squared distances are
-        ``(1 - 2^-a)^2 u + (4^b + 1) r`` and ``(2^a - 1)^2 u + (1 + 4^-b) r``.
+        The error is :math:`T e^a` by truncation and :math:`R / e^b` by rounding.
         """
-        if not all(map(math.isfinite, (small, large, size))) or size == 0:
+        assert self.kappa is not None
+        before, kappa = self.kappa, self.kappa
+        best: tuple[float, float, Look] | None = None
+        for _ in range(1 if self.fixed else _LOOKS):
+            seen = look(kappa)
+            error = seen.error(a, b)
+            if error is None:
+                break
+            if best is None or error <= best[0]:
+                best = (error, kappa, seen)
+            factor = min(seen.factor(a, b), LARGEST / kappa)
+            if error <= _GOOD or 0.7 < factor < 1.4:
+                break
+            kappa *= factor
+        if best is None:
+            self.error = None
             self._wait()
             return
-        m11, m12 = (1 - 2.0**-a) ** 2, 4.0**b + 1
-        m21, m22 = (2.0**a - 1) ** 2, 1 + 4.0**-b
-        d1, d2 = (small / size) ** 2, (large / size) ** 2
-        det = m11 * m22 - m12 * m21
-        truncation = max(0.0, (d1 * m22 - m12 * d2) / det)
-        rounding = max(0.0, (m11 * d2 - m21 * d1) / det)
-        self.error = self.ahead = math.sqrt(truncation + rounding)
-        changed = False
-        if self.error > _GOOD and not self.fixed and self.kappa is not None:
-            best = (
-                (b * rounding / (a * truncation)) ** (1 / (2 * a + 2 * b))
-                if truncation > 0
-                else 4.0
-            )
-            if rounding > 4 * truncation:
-                best = max(best, 2.0)  # noise passes for truncation, and would hold the step back
-            factor = min(4.0, max(0.25, best), _LARGEST / self.kappa)
-            changed = not 0.7 < factor < 1.4
-            self.kappa *= factor
-            truncation *= factor ** (2 * a)
-            rounding /= factor ** (2 * b)
-            self.ahead = math.sqrt(truncation + rounding)
-        if changed and self.moves < _MOVES:
-            self.gap, self.moves = 1, self.moves + 1  # look at the new step at once
-            self.next_check = self.uses + 1
+        self.error, self.kappa, seen = best
+        self._remember(self.error, moved=not 0.7 < self.kappa / before < 1.4)
+        bad = _BAD if self.eps < 1e-6 else _BAD_HALF
+        if self.error > bad and seen.harm(a, b) > _GOOD and not self.warned:
+            self.warned = True
+            self._warn(seen.rounded(a, b))
+
+    def _remember(self, error: float, *, moved: bool) -> None:
+        x = math.log(min(max(error, 1e-12), 1e12))
+        if moved or not self.looks:
+            self.looks, self.level, self.spread, self.gap = 0, x, 0.0, 4
+        self.looks += 1
+        self.spread = max(0.7 * self.spread, abs(x - self.level))
+        self.level += (x - self.level) / min(self.looks, 4)
+        if self.looks < _AGREE:
+            self.next_check = self.uses + 1  # another probe, at once
         else:
             self._wait()
-        bad = _BAD if self.eps < 1e-6 else _BAD_HALF
-        if self.ahead > bad and self.gap > 1 and self.ahead * share > _GOOD and not self.warned:
-            self.warned = True
-            self._warn(rounding > truncation)
 
     def _wait(self) -> None:
-        self.gap = min(_GAP, max(8, 2 * self.gap))
+        self.gap = min(_GAP, 2 * self.gap)
         self.next_check = self.uses + self.gap
 
     def _warn(self, rounding: bool) -> None:
@@ -143,10 +155,16 @@ class StepControl:
             )
         )
         warn(
-            f"seht: the difference engine's gradient is off by some {self.ahead:.0%} "
+            f"seht: the difference engine's gradient is off by some {self.error:.0%} "
             f"(at relative step {self.kappa:.2g}), by {cause}. To mend it: {fix}."
         )
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``."""
         return asdict(self)
+
+    @staticmethod
+    def of(state: dict[str, Any]) -> StepControl:
+        """What :meth:`state` told, or that of an older version, which had other numbers, too."""
+        known = {f.name for f in fields(StepControl)}
+        return StepControl(**{name: value for name, value in state.items() if name in known})

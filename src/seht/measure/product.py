@@ -25,6 +25,7 @@ from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
 from seht.engines.flat import look, twice
 from seht.engines.gradients import Gradient
+from seht.engines.graph import coarser, coarsest
 from seht.engines.once import refuse_once
 from seht.engines.orders import refuse_wrong
 from seht.engines.parallel import refuse_parallel
@@ -59,6 +60,8 @@ class Product:
         self.count = 0
         """Products so far."""
         self.samples = 0
+        self._dtype = problem.weights[0].dtype
+        """The least precise type that gradients were seen to pass through."""
         self.differences = False
         """Whether products are made by differences."""
         self._curved = False
@@ -74,7 +77,7 @@ class Product:
     def precision(self) -> float:
         """What to expect of a product, relative to its size."""
         table = _DIFFERENCES if self.differences else _DOUBLE_BACKWARD
-        return table[self.problem.weights[0].dtype]
+        return table.get(self._dtype, table[torch.float32])
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv."""
@@ -141,6 +144,7 @@ class Product:
             refuse_wrong(
                 [loss], weights, 2, 'take curvature="hessian", whose products can do without'
             )
+            self._dtype = coarser(self._dtype, coarsest([loss]))
             if boundary is not None:
                 first, self._curved = not self._curved, True
                 return self.flatten(_gauss_newton(loss, boundary, weights, parts, first))
@@ -164,10 +168,11 @@ class Product:
                 "scripted code has not; pass the module as it was before"
             )
         with torch.enable_grad(), uninterrupted():
-            passes = Passes(self._task(batch))
+            passes = Passes(self._task(batch), types=True)
+            self._dtype = coarser(self._dtype, passes.coarsest)
             passes.loss, passes.output = passes.loss.detach(), None
             sigma = dict(zip(problem.chosen.tensors, parts, strict=True))
-            e = passes.weights.step(sigma, START["hessian", problem.weights[0].dtype])
+            e = passes.weights.step(sigma, START["hessian", self._dtype])
             above: Gradient = []
             below: Gradient = []
             passes.gradient(sigma, e, above)

@@ -99,7 +99,16 @@ def _gradient_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
         raise KeepGraph
     out = func(*args, **kwargs)
     graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
+    if graph:
+        _whole_graph(mode)
     return out, None if graph else out
+
+
+def _whole_graph(mode: Any) -> None:
+    """Every pass takes this gradient in its own graph, which a kept prefix would cut short."""
+    prefix = getattr(mode, "prefix", None)
+    if prefix is not None:
+        prefix.spoil()
 
 
 def _gradient_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -113,6 +122,7 @@ GRADIENT = Rule(_gradient_record, _gradient_replay)
 def _backward_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if mode.cut:
         raise KeepGraph
+    _whole_graph(mode)
     return func(*args, **kwargs), None
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from seht.engines.looks import Look
 from seht.engines.steps import StepControl
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import Penalty, Runner
@@ -215,7 +216,7 @@ def check_cost(clock: Clock, runner: Penalty, steady: float) -> CheckCost | None
     for _ in range(1000):
         if schedule.due:
             first += 1
-            schedule.learn(0.0, 0.0, 1.0, 2.0, 2.0)
+            schedule.search(lambda _: Look(0.0, 0.0, 1.0, 2.0, 2.0, 1.0, 0.0, share=1.0), 2.0, 2.0)
         schedule.uses += 1
     extra = max(0.0, ratio - steady)
     return CheckCost(ratio, first, extra * first / 1000, extra / schedule.gap)

@@ -274,7 +274,9 @@ def test_inductor_replays_its_dropout_masks():
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_dropout_behind_images_with_their_channels_last(form):
-    """The two graphs draw the same mask: what is replayed in the second lies as in the first."""
+    """The two graphs draw the same mask: what is replayed in the second lies as in the first.
+    Against nested autograd, uncompiled.
+    """
 
     class Pooled(nn.Module):
         def __init__(self):
@@ -293,11 +295,12 @@ def test_dropout_behind_images_with_their_channels_last(form):
     for compiling in (False, True):
         model = Pooled()
         called = torch.compile(model, backend="aot_eager") if compiling else model
-        penalty = seht.HessianTrace(model, weight=WEIGHT, seed=5)
+        engine = "difference" if compiling else "autograd"
+        penalty = seht.HessianTrace(model, weight=WEIGHT, seed=5, engine=engine)
         closure = lambda called=called: F.cross_entropy(called(x), y)
         torch.manual_seed(7)
         penalty.backward(closure) if form == "lean" else penalty(closure).backward()
         found.append((penalty.last.loss, penalty.last.trace, gradients(model.parameters())))
     (loss, trace, wanted), got = found
-    assert got[:2] == pytest.approx((loss, trace), rel=1e-8)
-    assert_gradients(got[2], wanted, rtol=1e-7)
+    assert got[:2] == pytest.approx((loss, trace), rel=1e-5)
+    assert_gradients(got[2], wanted)

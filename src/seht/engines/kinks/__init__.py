@@ -3,7 +3,8 @@
 - ``table.py``: which function is frozen by which rule; ``register.py``: the user's own functions.
 - ``rules.py``: what a rule is.
 - The rules: ``pieces.py`` (ReLU and its kin), ``places.py`` (maxima), ``norms.py``,
-  ``constants.py`` (comparisons, ``detach``), ``composed.py`` (functions made of others).
+  ``constants.py`` (comparisons, ``detach``), ``draws.py`` (random numbers), ``composed.py``
+  (functions made of others; ``formulas.py``, ``foreach.py``).
 """
 
 from seht.engines.kinks.register import register_kink

@@ -48,3 +48,17 @@ def _tensor(value: Any, like: Tensor) -> Tensor:
 def norm(self: Any, ord: Any = 2, dtype: Any = None) -> tuple[Tensor, ...]:
     """The norm of each tensor."""
     return tuple(torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in self)
+
+
+_ENTRIES = ("abs", "ceil", "floor", "frac", "round", "sign", "trunc")
+_PAIRS = ("clamp_max", "clamp_min", "maximum", "minimum")
+
+FORMS: dict[str, Lists] = {
+    **{f"_foreach_{name}": unary(name) for name in (*_ENTRIES, "max")},
+    **{f"_foreach_{name}_": unary(name, in_place=True) for name in _ENTRIES},
+    **{f"_foreach_{name}": binary(getattr(torch, name)) for name in _PAIRS},
+    # The other two have no derivative in place.
+    **{f"_foreach_{name}_": binary(getattr(torch, name), in_place=True) for name in _PAIRS[:2]},
+    "_foreach_norm": norm,
+}
+"""By name: the same by functions of one tensor."""

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from seht import losses
-from seht.engines.kinks import foreach
+from seht.engines.kinks import foreach, formulas
 from seht.engines.kinks.composed import composed, opened, refused
 from seht.engines.kinks.constants import (
     ALIAS,
@@ -52,79 +51,6 @@ def spellings(names: str) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-# --- formulas with a recorded side -------------------------------------------------------------
-
-
-def _elu_sides(
-    x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
-) -> tuple[Tensor, Tensor | None]:
-    # To autograd the slope at 0 is that of the curve, and the second derivative 0.
-    return x >= 0, None if alpha * input_scale == 1 else x == 0
-
-
-def _elu(
-    sides: tuple[Tensor, Tensor | None],
-    x: Tensor,
-    alpha: float = 1.0,
-    scale: float = 1.0,
-    input_scale: float = 1.0,
-) -> Tensor:
-    straight, zero = sides
-    scale = 1.0 if isinstance(scale, bool) else scale  # F.elu has its ``inplace`` there
-    curve = alpha * torch.expm1(input_scale * x.masked_fill(straight, 0))
-    line = x if zero is None else torch.where(zero, alpha * input_scale * x, x)
-    return scale * torch.where(straight, line, curve)
-
-
-_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-
-
-def _selu_sides(x: Tensor, *_: Any) -> tuple[Tensor, Tensor | None]:
-    return _elu_sides(x, *_SELU)
-
-
-def _selu(sides: tuple[Tensor, Tensor | None], x: Tensor, *_: Any) -> Tensor:
-    return _elu(sides, x, *_SELU)
-
-
-def _prelu(pos: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    if weight.numel() > 1 and x.dim() > 1:
-        weight = weight.view(1, -1, *(1,) * (x.dim() - 2))
-    return torch.where(pos, x, weight * x)
-
-
-def _celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    # By elu in the centre, too: the fused gradient rounds alpha to float32, whatever the dtype.
-    y = alpha * F.elu(input / alpha)
-    return input.copy_(y) if inplace else y
-
-
-def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
-    # x relu6(x + 3) / 6: the product of a smooth factor and a piecewise linear one.
-    x = input.clone() if inplace else input
-    # ... which F.hardsigmoid is as well, but without the second derivative that hardswish has.
-    y = x * ((x + 3).clamp(0, 6) / 6)
-    return input.copy_(y) if inplace else y
-
-
-def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    x = beta * input
-    curved = torch.log1p(torch.exp(input.masked_fill(x >= threshold, 0) * beta)) / beta
-    # To autograd the slope at the threshold is the curve's, and the second derivative 0.
-    slope = 1 / (1 + math.exp(-threshold))
-    corner = (math.log1p(math.exp(threshold)) + slope * (x - threshold)) / beta
-    return torch.where(x > threshold, input, torch.where(x == threshold, corner, curved))
-
-
-def _bends(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> bool:
-    # Softplus is straight above the threshold: from 20, the usual one, that changes it by 2e-9.
-    return threshold < 15
-
-
-def _softsign(input: Tensor) -> Tensor:
-    return input / (1 + input.abs())
-
-
 _DISPATCHED = frozenset(f for f in vars(F).values() if isinstance(f, types.FunctionType))
 _max_pools: dict[Any, Rule] = {}
 for _n in (1, 2, 3):
@@ -156,20 +82,6 @@ def _rounded(*_: Any, rounding_mode: Any = None, **__: Any) -> bool:
     return rounding_mode is not None
 
 
-def _foreach_rules() -> dict[Any, Rule]:
-    found: dict[Any, Rule] = {}
-    for end in ("", "_"):
-        for name in ("abs", "ceil", "floor", "frac", "round", "sign", "trunc"):
-            rule = composed(foreach.unary(name, in_place=bool(end)))
-            found |= dict.fromkeys(spellings(f"_foreach_{name}{end}"), rule)
-        # In place the last two have no derivative.
-        for name in ("clamp_max", "clamp_min", "maximum", "minimum")[: 2 if end else 4]:
-            rule = composed(foreach.binary(getattr(torch, name), in_place=bool(end)))
-            found |= dict.fromkeys(spellings(f"_foreach_{name}{end}"), rule)
-    found |= dict.fromkeys(spellings("_foreach_max"), composed(foreach.unary("max")))
-    return found | dict.fromkeys(spellings("_foreach_norm"), composed(foreach.norm))
-
-
 KINKS: dict[Any, Rule] = {
     **dict.fromkeys(spellings("relu relu_"), RELU),
     **dict.fromkeys(
@@ -185,15 +97,15 @@ KINKS: dict[Any, Rule] = {
         LINEAR,
     ),
     # smooth on each side
-    **dict.fromkeys(spellings("elu elu_"), sided(_elu, _elu_sides)),
-    **dict.fromkeys(spellings("selu selu_"), sided(_selu, _selu_sides)),
-    **dict.fromkeys(spellings("prelu"), sided(_prelu)),
-    **dict.fromkeys(spellings("celu"), composed(_celu)),
-    **dict.fromkeys(spellings("celu_"), composed(partial(_celu, inplace=True))),
-    **dict.fromkeys(spellings("hardswish"), composed(_hardswish)),
-    **dict.fromkeys(spellings("hardswish_"), composed(partial(_hardswish, inplace=True))),
-    F.softsign: composed(_softsign),
-    **dict.fromkeys(spellings("softplus"), composed(_softplus, _bends)),
+    **dict.fromkeys(spellings("elu elu_"), sided(formulas.elu, formulas.elu_sides)),
+    **dict.fromkeys(spellings("selu selu_"), sided(formulas.selu, formulas.selu_sides)),
+    **dict.fromkeys(spellings("prelu"), sided(formulas.prelu)),
+    **dict.fromkeys(spellings("celu"), composed(formulas.celu)),
+    **dict.fromkeys(spellings("celu_"), composed(partial(formulas.celu, inplace=True))),
+    **dict.fromkeys(spellings("hardswish"), composed(formulas.hardswish)),
+    **dict.fromkeys(spellings("hardswish_"), composed(partial(formulas.hardswish, inplace=True))),
+    F.softsign: composed(formulas.softsign),
+    **dict.fromkeys(spellings("softplus"), composed(formulas.softplus, formulas.bends)),
     # the place of a maximum
     **_max_pools,
     **dict.fromkeys(spellings("max min median nanmedian"), indexed(1, default=None)),
@@ -263,7 +175,7 @@ KINKS: dict[Any, Rule] = {
         spellings("pdist"), composed(losses.pdist, lambda x, p=2.0, **_: not 2 <= p < math.inf)
     ),
     # of lists of tensors
-    **_foreach_rules(),
+    **{f: composed(build) for n, build in foreach.FORMS.items() for f in spellings(n)},
     # kinks without a rule
     **dict.fromkeys(
         spellings("""

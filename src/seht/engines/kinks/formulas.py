@@ -1,0 +1,93 @@
+"""Functions that are smooth on each side of a kink, as formulas.
+
+``sided`` ones take the sides that the centre recorded; the others are run by their parts, in the
+centre, too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def elu_sides(
+    x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> tuple[Tensor, Tensor | None]:
+    """Where ELU is straight, and where it is 0 with another slope than 1."""
+    # To autograd the slope at 0 is that of the curve, and the second derivative 0.
+    return x >= 0, None if alpha * input_scale == 1 else x == 0
+
+
+def elu(
+    sides: tuple[Tensor, Tensor | None],
+    x: Tensor,
+    alpha: float = 1.0,
+    scale: float = 1.0,
+    input_scale: float = 1.0,
+) -> Tensor:
+    """ELU on the recorded sides."""
+    straight, zero = sides
+    scale = 1.0 if isinstance(scale, bool) else scale  # F.elu has its ``inplace`` there
+    curve = alpha * torch.expm1(input_scale * x.masked_fill(straight, 0))
+    line = x if zero is None else torch.where(zero, alpha * input_scale * x, x)
+    return scale * torch.where(straight, line, curve)
+
+
+_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+def selu_sides(x: Tensor, *_: Any) -> tuple[Tensor, Tensor | None]:
+    """The same of SELU."""
+    return elu_sides(x, *_SELU)
+
+
+def selu(sides: tuple[Tensor, Tensor | None], x: Tensor, *_: Any) -> Tensor:
+    """SELU on the recorded sides."""
+    return elu(sides, x, *_SELU)
+
+
+def prelu(pos: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """PReLU on the recorded side."""
+    if weight.numel() > 1 and x.dim() > 1:
+        weight = weight.view(1, -1, *(1,) * (x.dim() - 2))
+    return torch.where(pos, x, weight * x)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """CELU by ELU."""
+    # By elu in the centre, too: the fused gradient rounds alpha to float32, whatever the dtype.
+    y = alpha * F.elu(input / alpha)
+    return input.copy_(y) if inplace else y
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    r""":math:`x \, \mathrm{relu6}(x + 3) / 6`: a smooth factor times a piecewise linear one."""
+    x = input.clone() if inplace else input
+    # ... which F.hardsigmoid is as well, but without the second derivative that hardswish has.
+    y = x * ((x + 3).clamp(0, 6) / 6)
+    return input.copy_(y) if inplace else y
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Softplus by comparisons, which are frozen."""
+    x = beta * input
+    curved = torch.log1p(torch.exp(input.masked_fill(x >= threshold, 0) * beta)) / beta
+    # To autograd the slope at the threshold is the curve's, and the second derivative 0.
+    slope = 1 / (1 + math.exp(-threshold))
+    corner = (math.log1p(math.exp(threshold)) + slope * (x - threshold)) / beta
+    return torch.where(x > threshold, input, torch.where(x == threshold, corner, curved))
+
+
+def bends(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> bool:
+    """Whether the kink of softplus is felt."""
+    # Softplus is straight above the threshold: from 20, the usual one, that changes it by 2e-9.
+    return threshold < 15
+
+
+def softsign(input: Tensor) -> Tensor:
+    """Softsign by the modulus."""
+    return input / (1 + input.abs())

@@ -64,6 +64,11 @@ class Spec:
         return any(part.recompute != "none" for part in self.parts)
 
     @property
+    def repeats(self) -> bool:
+        """Whether numbers may be equal but for rounding, which then decides what is largest."""
+        return "expanded" in self.format or any("expanded" in node for node in self.nodes)
+
+    @property
     def refusable(self) -> bool:
         """Whether the library may say no; everything else it must do."""
         return (

@@ -99,8 +99,8 @@ class Truth:
         apart = dot(gap, gap).sqrt().item() / max(dot(self.slope, self.slope).sqrt().item(), 1e-3)
         same = abs(loss - self.loss.item()) < 1e-6 * (1 + abs(loss))
         if not (same and apart < 1e-6):
-            if self.built.spec.how.inner:
-                raise Invalid("PyTorch's own gradient is wrong here")
+            if self.built.spec.how.inner or self.built.spec.repeats:
+                raise Invalid("PyTorch's own gradient is wrong, or rounding decided between equals")
             raise AssertionError(f"the two forms differ: {loss}, {self.loss}, {apart}")
 
     def answer(self, seed: int, shared: frozenset[str] = frozenset()) -> Answer:

@@ -71,7 +71,7 @@ class StepPlan:
 
         def look(kappa: float) -> Look:
             seen = torch.stack([v.double() for v in compare(kappa * unit)]).tolist()
-            return Look(*seen[:-1], self._control.eps * seen[-1], common)
+            return replace(Look(*seen), grain=self._control.eps * seen[-1], common=common)
 
         self._control.search(look, a, b)
         self._kappa = self._control.kappa or self._kappa

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seht.layouts import laid_out, layout_of
+
 Formula = Callable[..., Tensor]
 """Takes an operator's arguments by name."""
 
@@ -124,17 +126,10 @@ def composed(fused: Callable[..., Any], names: tuple[str, ...], formula: Formula
         alone = isinstance(plain, Tensor)
         first = plain if alone else plain[0]
         given = dict(zip(names, args, strict=False)) | kwargs
-        result = laid_out(formula(**given).to(first.dtype), first)
+        result = laid_out(formula(**given).to(first.dtype), layout_of(first))
         return result if alone else (result, *plain[1:])
 
     return call
-
-
-def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """The same tensor, with the strides of another one."""
-    if tensor.stride() == like.stride():
-        return tensor
-    return torch.empty_like(like).copy_(tensor)
 
 
 def _detached(value: Any) -> Any:

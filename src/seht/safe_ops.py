@@ -30,8 +30,9 @@ from torch.overrides import TorchFunctionMode
 
 from seht import losses
 from seht.hooks import REGISTER, heard_anyway, unheard
+from seht.layouts import laid_out, layout_of
 from seht.modulus import MODULI, modulus
-from seht.norms import NORMS, laid_out
+from seht.norms import NORMS
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -73,7 +74,7 @@ def _attention(function: Callable[..., Any]) -> Callable[..., Any]:
         with torch.no_grad(), torch.random.fork_rng(devices), sdpa_kernel(allowed):
             plain = function(*args, **kwargs)
         with sdpa_kernel(SDPBackend.MATH):
-            return laid_out(function(*args, **kwargs), plain)
+            return laid_out(function(*args, **kwargs), layout_of(plain))
 
     return call
 

@@ -141,7 +141,7 @@ def test_accuracy(build, steps):
             value, g = settled.errors(truth, seed)
             assert g < tolerance
             assert value < tolerance
-            assert g / 4 < settled.stated < 4 * g
+            assert settled.stated is None or g / 4 < settled.stated < 4 * g
 
 
 @every_model

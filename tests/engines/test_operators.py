@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs.expected import OPERATORS
 
 pytest.importorskip("expecttest", reason="PyTorch's database of operators imports it")
 
@@ -18,6 +17,8 @@ EVERYTHING = os.environ.get("SEHT_TESTS") == "all"
 SAMPLES = 6 if EVERYTHING else 1
 PARTS = 4 if EVERYTHING else 1
 TESTS = Path(__file__).parents[1]
+CASTS = {"bfloat16", "half", "float", "cfloat", "chalf"}
+"""Casts to fewer digits than the truth has: ``test_casts.py`` judges them by what they have."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -29,9 +30,6 @@ def test_every_operator(part):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert {name: said for name, said in found["wrong"].items() if name not in OPERATORS} == {}
+    assert found["wrong"].keys() <= CASTS
     ends = found["ends"]
     assert ends["right"] > 0.8 * sum(ends.values())
-    if SAMPLES == 1:  # a part of the list, or another sample, need not show them all
-        mended = OPERATORS.keys() - found["wrong"].keys()
-        assert not mended, f"right by now, take them out of the table: {sorted(mended)}"

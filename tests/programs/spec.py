@@ -76,7 +76,14 @@ class Spec:
             or (self.curvature == "ggn" and not self.measure.curved)
             or self.share == "storage"
             or (self.engine == "autograd" and self.recomputes)
+            # Higher derivatives of fused norms are PyTorch's own, and wrong.
+            or (self.curvature == "ggn" and self.how.inner and self.fused)
         )
+
+    @property
+    def fused(self) -> bool:
+        """Whether it has a norm whose third derivative is wrong in PyTorch."""
+        return any(node in ("norm:batch", "norm:layer", "norm:instance") for node in self.nodes)
 
     @property
     def how(self) -> Closure:

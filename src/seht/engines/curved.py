@@ -13,8 +13,14 @@ from torch import Tensor
 from seht.engines.flat import look, twice
 from seht.engines.graph import leaves_of, quiet
 from seht.engines.once import refuse_once
+from seht.engines.orders import refuse_wrong
 from seht.engines.softmax import SoftmaxCurvature
 from seht.engines.solid import solid
+
+_BEHIND = (
+    "use engine='autograd', which replaces it, or name a module behind it with boundary=",
+    "lies between the network's outputs and the loss, and",
+)
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Curvature:
     """The loss's curvature in the outputs, at the centre; taken along several directions."""
 
     def __init__(self, loss: Tensor, outputs: list[Tensor]) -> None:
-        self._outputs = outputs
+        self._loss, self._outputs = loss, outputs
         self._gradient: list[Tensor | None] = []
         self._softmax = SoftmaxCurvature.match(loss, outputs)
         if self._softmax is not None:
@@ -57,10 +63,13 @@ class Curvature:
         else:
             self._gradient, self.curved = slope(loss, outputs) if outputs else ([], False)
 
-    def look(self) -> None:
-        """At the first step: refuse a loss that has no curvature in its outputs, ever."""
+    def look(self, *, third: bool) -> None:
+        """At the first step: refuse a loss that has no curvature in its outputs, ever, and one
+        whose derivatives are wrong in PyTorch; the ``third`` is part of the trace's gradient.
+        """
         if self._softmax is None:
             look(self._gradient, self._outputs)
+            refuse_wrong([self._loss], self._outputs, 3 if third else 2, *_BEHIND)
 
     def slopes(self) -> list[Tensor]:
         """dL/dz, without a graph."""

@@ -16,7 +16,7 @@ Places = tuple[int, ...]
 
 _SETS = 256  # so many are remembered, the last ones
 _FREE = 16  # checks before they are rationed
-_RATION = 16  # one check in so many uses after that
+_RATION = 128  # one check in so many uses after that: each costs several plain steps
 
 
 @dataclass

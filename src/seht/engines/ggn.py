@@ -45,7 +45,7 @@ def gauss_newton(
     behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
     passes.refuse_behind(behind)
     if first:
-        curvature.look()
+        curvature.look(third=task.differentiable)
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())

@@ -57,17 +57,21 @@ def coarsest(roots: Sequence[Tensor]) -> torch.dtype | None:
     """
     found = 0
     seen: set[Any] = set()
-    stack = [root.grad_fn for root in roots]
-    casts = [node for node in stack if node is not None and node.name() == "ToCopyBackward0"]
+    walked: set[Any] = set()
+    # Only results that somebody uses: one that was not even computed passes for float32.
+    stack = [(root.grad_fn, root.output_nr) for root in roots]
+    casts = [node for node, _ in stack if node is not None and node.name() == "ToCopyBackward0"]
     while stack:
-        node = stack.pop()
-        if node is None or node in seen:
+        node, place = stack.pop()
+        if node is None or (node, place) in seen:
             continue
-        seen.add(node)
+        seen.add((node, place))
         if node not in casts:
-            for made in node._input_metadata:
-                found = max(found, _COARSEST.get(_REAL.get(made.dtype, made.dtype), 0))
-        stack.extend(parent for parent, _ in node.next_functions)
+            dtype = node._input_metadata[place].dtype
+            found = max(found, _COARSEST.get(_REAL.get(dtype, dtype), 0))
+        if node not in walked:
+            walked.add(node)
+            stack.extend(node.next_functions)
     return next((dtype for dtype, rank in _COARSEST.items() if rank == found), None)
 
 

@@ -3,12 +3,15 @@
 While a closure runs in a mode of :mod:`seht.safe_ops` such operators are replaced where Python
 calls them. Some calls no mode sees: C++ code, scripted functions, graphs that were made before the
 closure. They leave nodes of a known name, and a reference that may be wrong is refused.
+
+The difference engine replaces nothing and meets such nodes in two places: where it differentiates
+the loss's own curvature behind the network's outputs, and where the closure itself takes gradients
+of gradients, so that even the plain training has a wrong gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -38,7 +41,16 @@ Measured against differences of lower orders with torch 2.13.
 """
 
 
-def refuse_wrong(roots: Sequence[Tensor], towards: Sequence[Tensor], order: int, fix: str) -> None:
+UNSEEN = (
+    "was computed where it could not be replaced, by C++ or scripted code or before the closure, "
+    "and"
+)
+"""Why the reference meets such an operator at all."""
+
+
+def refuse_wrong(
+    roots: Sequence[Tensor], towards: Sequence[Tensor], order: int, fix: str, why: str = UNSEEN
+) -> None:
     """Raise if an operator between the roots and the tensors ``towards`` is wrong at this order.
 
     A node that none of ``towards`` reaches is differentiated once only, whatever the order.
@@ -49,13 +61,8 @@ def refuse_wrong(roots: Sequence[Tensor], towards: Sequence[Tensor], order: int,
         if first > order or not getattr(node, "_saved_training", True):
             continue  # with running statistics a batch norm is a product
         if not ends.isdisjoint(reached([node], ends)):
-            raise RuntimeError(_told(what, node, order, fix))
-
-
-def _told(what: str, node: Any, order: int, fix: str) -> str:
-    nth = {2: "second", 3: "third"}[order]
-    return (
-        f"{what} ({node.name()}) was computed where it could not be replaced, by C++ or scripted "
-        f"code or before the closure, and has no double backward that is right: its {nth} "
-        f"derivative would silently be wrong; {fix}"
-    )
+            nth = {2: "second", 3: "third"}[order]
+            raise RuntimeError(
+                f"{what} ({node.name()}) {why} has no double backward that is right: its {nth} "
+                f"derivative would silently be wrong; {fix}"
+            )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines.kinks import IN_PLACE
-from seht.engines.layouts import duplicate
+from seht.layouts import duplicate
 
 StandIns = dict[int, tuple[Tensor, Tensor]]
 """By identity of a result: the result and the leaf that stands for it."""

@@ -20,13 +20,13 @@ from seht.engines.buffers import compiles
 from seht.engines.kinks import DETACH, IN_PLACE
 from seht.engines.kinks.constants import offset
 from seht.engines.kinks.rules import KinkError, first
-from seht.engines.layouts import Layout, layout_of
 from seht.engines.mode import Mode, idle
 from seht.engines.persample import recurrent
 from seht.engines.persample.tracking import Tracker
 from seht.engines.prefix import Prefix, copies, root_of, shares_memory, tensors, version
 from seht.engines.state import RandomState
 from seht.engines.witness import name
+from seht.layouts import Layout, layout_of
 
 SWITCH = torch._C._set_grad_enabled
 ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seht.engines.layouts import Layout, laid_out
 from seht.engines.mode import Generators, Mode, idle
 from seht.engines.persample.signs import Signs
 from seht.engines.prefix import StandIns, alike, copies, tensors
 from seht.engines.recorder import ASSIGN, SWITCH, Recorder, asked
 from seht.engines.witness import name, unrepeatable
+from seht.layouts import Layout, laid_out
 
 _replaying: ContextVar[bool] = ContextVar("seht_replaying", default=False)
 

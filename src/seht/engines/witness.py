@@ -21,8 +21,8 @@ from torch._ops import OpOverload
 
 from seht.engines.kinks import IN_PLACE, RANDOM
 from seht.engines.kinks.rules import depends
-from seht.engines.layouts import layout_of
 from seht.engines.prefix import root_of, tensors, version
+from seht.layouts import layout_of
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _SAMPLE = 64

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seht.engines.kinks.rules import KeepGraph, KinkError, Rule, first
-from seht.engines.layouts import duplicate
+from seht.engines.orders import refuse_wrong
 from seht.hooks import heard_anyway, unheard
+from seht.layouts import duplicate
 
 
 def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -101,7 +103,29 @@ def _gradient_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
     graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
     if graph:
         _whole_graph(mode)
+        if mode.witness is not None:
+            _refuse_wrong(*_ends(args, kwargs))
     return out, None if graph else out
+
+
+def _ends(args: Any, kwargs: Any) -> Iterator[list[Tensor]]:
+    """The outputs and the inputs of ``autograd.grad``."""
+    for place, name in enumerate(("outputs", "inputs")):
+        value = args[place] if place < len(args) else kwargs[name]
+        yield [
+            t for t in ((value,) if isinstance(value, Tensor) else value) if isinstance(t, Tensor)
+        ]
+
+
+def _refuse_wrong(outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    """A gradient of a gradient through a fused norm: that of the loss is wrong, in any training."""
+    refuse_wrong(
+        outputs,
+        inputs,
+        2,
+        "write the norm out in elementary operations, for the plain training, too",
+        "is differentiated by the closure and once more by the training, and",
+    )
 
 
 def _whole_graph(mode: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seht.engines.kinks.rules import Rule
-from seht.engines.layouts import laid_out, layout_of
+from seht.layouts import laid_out, layout_of
 
 
 def _record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

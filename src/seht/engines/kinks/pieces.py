@@ -11,7 +11,7 @@ from torch import Tensor
 from seht.engines.dropping import kept_graph
 from seht.engines.kinks.bits import masked, pack
 from seht.engines.kinks.rules import KinkError, Rule, first, write_back
-from seht.engines.layouts import laid_out, layout_of
+from seht.layouts import laid_out, layout_of
 from seht.modulus import MODULI, modulus
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------

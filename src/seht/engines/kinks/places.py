@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seht.engines.kinks.pieces import LINEAR, real_arguments, with_slopes
 from seht.engines.kinks.rules import Rule, first
-from seht.engines.layouts import gathered
+from seht.layouts import gathered
 
 
 def indexed(dim_at: int, *, default: int | None = -1) -> Rule:

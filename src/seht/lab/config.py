@@ -24,6 +24,17 @@ class DataConfig:
     validation: int = 0
     """Images held out of the training data, drawn with the seed; with 0 nothing can be chosen on
     them. Texts have splits of their own: keep the first so many tokens of each, 0: all of them."""
+    within: bool = False
+    """Cut the validation images out of the ``size`` ones, so that with ``validation`` 0 all of them
+    are trained on; otherwise they come on top."""
+    noise: float = 0.0
+    """The fraction of the training and validation labels that are replaced, drawn with the seed;
+    never the test set's."""
+    noise_kind: str = "uniform"
+    """What replaces a label: uniform (drawn anew from all classes, so that one in so many stays
+    right), pair (the next class)."""
+    average: int = 1
+    """Average squares of so many pixels a side: 2 makes 16x16 of 32x32."""
     crop: int = 0
     """Random crop after padding by so many pixels."""
     flip: bool = False

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -18,14 +17,14 @@ from typing import Any, NamedTuple
 
 from seht.estimators import unknown
 from seht.lab import config
+from seht.lab.checking import check
 from seht.lab.config import Recipe
-from seht.lab.schedule import SCHEDULES
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
 _OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum"}
 # Added after runs had been recorded: at its default a field is no part of what a run is, so that
 # those of before go on.
-_LATER = ("spectrum",)
+_LATER = frozenset({"spectrum", "data.within", "data.noise", "data.noise_kind", "data.average"})
 _FIXED = ("name", "paper", "settings")  # settings are fields below, one for each option
 
 
@@ -95,13 +94,18 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The recipe as records of any version say it: without newer fields that have their default."""
-    values = to_dict(recipe)
-    defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in _LATER or value != defaults[name]
-    }
+    return _without_later(recipe, to_dict(recipe), "")
+
+
+def _without_later(kind: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    kept = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(part := getattr(kind, name)):
+            kept[name] = _without_later(part, value, f"{name}.")
+        elif f"{prefix}{name}" not in _LATER or value != defaults[name]:
+            kept[name] = value
+    return kept
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -110,60 +114,6 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     assert isinstance(recipe, Recipe)
     check(recipe)
     return recipe
-
-
-def check(recipe: Recipe) -> None:
-    """Raise if the recipe cannot be trained."""
-    data, model, optim = recipe.data, recipe.model, recipe.optim
-    _one_of("data.name", data.name, (*config.IMAGES, *config.TEXTS))
-    _one_of("model.name", model.name, _MODELS[recipe.task])
-    _one_of("model.norm", model.norm, ("batch", "group", "none"))
-    _one_of("optim.schedule", optim.schedule, SCHEDULES)
-    at_least = {
-        "batch": (recipe.batch, 1),
-        "epochs": (recipe.epochs, 1),
-        "eval_batch": (recipe.eval_batch, 1),
-        "threads": (recipe.threads, 1),
-        "spectrum": (recipe.spectrum, 0),
-        "data.size": (data.size, 1),
-        "data.validation": (data.validation, 0),
-        "data.crop": (data.crop, 0),
-        "data.bptt": (data.bptt, 1),
-        "data.vocabulary": (data.vocabulary, 2),
-        "model.width": (model.width, 1),
-        "model.depth": (model.depth, 10),
-        "model.factor": (model.factor, 1),
-        "model.dropout": (model.dropout, 0),
-        "model.embedding": (model.embedding, 1),
-        "model.hidden": (model.hidden, 1),
-        "model.layers": (model.layers, 1),
-        "model.init": (model.init, 0),
-        "optim.lr": (optim.lr, 0),
-        "optim.momentum": (optim.momentum, 0),
-        "optim.weight_decay": (optim.weight_decay, 0),
-        "optim.gamma": (optim.gamma, 0),
-        "optim.clip": (optim.clip, 0),
-    }
-    for name, (value, least) in at_least.items():
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
-    if model.dropout >= 1:
-        raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
-    if model.name == "wrn" and (model.depth - 4) % 6:
-        raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
-    if optim.schedule == "plateau" and recipe.task == "image" and not data.validation:
-        raise ValueError(
-            "optim.schedule plateau looks at the validation loss, and data.validation is 0; hold "
-            "some images out, or choose another schedule"
-        )
-
-
-_MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru")}
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(unknown(name, value, known))
 
 
 # --- types ------------------------------------------------------------------------------------

@@ -229,6 +229,7 @@ class _Run:
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
         found = flatness(model, batches, self.seed)
         found["train_loss"] = self.train_loss(training)
+        found["wrong_labels"] = training.data.wrong or None
         if self.test:  # a search looks at the validation split alone
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.seed, training.recipe.spectrum)

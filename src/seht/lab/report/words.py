@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
@@ -214,12 +215,15 @@ def command(comparison: Comparison) -> str:
 def changes(comparison: Comparison) -> dict[str, Any]:
     """Fields that differ from the recipe of that name, as this version of seht knows it."""
     try:
-        from seht.lab.recipes import recipe, to_dict
+        from seht.lab.recipes import from_dict, recipe, to_dict
 
         known = to_dict(recipe(comparison.name))
     except (ImportError, ValueError):
         return {}
-    before, now = dict(flat(known)), dict(flat(comparison.recipe))
+    asked: Mapping[str, Any] = comparison.recipe
+    with suppress(ValueError):  # fields that the record leaves out have their default
+        asked = to_dict(from_dict(asked))
+    before, now = dict(flat(known)), dict(flat(asked))
     return {name: value for name, value in now.items() if before.get(name) != value}
 
 

@@ -7,37 +7,18 @@ import math
 import pytest
 import torch
 from small import digits, outcome, pydocs, timeless
+from stops import StopAt, Stopped, stopped_and_resumed
 
 from seht.lab import checkpoint, runner
 from seht.lab.events import Events
 from seht.lab.methods import METHODS, parse
-from seht.lab.progress import Bar, Lines, Silence
+from seht.lab.progress import Bar, Lines
 from seht.lab.records import RunError
 from seht.lab.schedule import rate
 from seht.lab.training import Training, mix
 
 IMAGES = [name for name, method in METHODS.items() if "image" in method.tasks]
 METHOD_OPTIONS = {name: parse.options(name) for name in METHODS}
-
-
-class Stopped(BaseException):
-    """Not an Exception: nothing in the library may hold it up."""
-
-
-class StopAt(Silence):
-    def __init__(self, step):
-        self.at = step
-
-    def step(self, step):
-        if step == self.at:
-            raise Stopped
-
-
-def stopped_and_resumed(recipe, method, out, *steps):
-    for step in steps:
-        with pytest.raises(Stopped):
-            runner.train(recipe, method, 0, out, watch=StopAt(step), save_every=0)
-    return runner.train(recipe, method, 0, out)
 
 
 def test_a_run_is_recorded(tmp_path):

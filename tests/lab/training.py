@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from seht.lab import models
+from seht.lab import models, optimizers
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import cross_entropy, make_closure, outputs
@@ -79,11 +79,8 @@ class Trainer:
             replace(b, x=b.x.to(dtype) if b.x.is_floating_point() else b.x) for b in batches(recipe)
         ]
         self.method.setup(Run(self.recipe, self.model, CLASSES, len(self.data) * 6, seed))
-        optim = self.recipe.optim
-        sgd = torch.optim.SGD(
-            self.model.parameters(), optim.lr, optim.momentum, weight_decay=optim.weight_decay
-        )
-        self.optimizer = self.method.optimizer(sgd)
+        plain = optimizers.make(self.recipe.optim, self.model.parameters())
+        self.optimizer = self.method.optimizer(plain)
         self.step = 0
         self.hidden = None
 

@@ -7,6 +7,7 @@ import math
 from seht.estimators import unknown
 from seht.lab import config
 from seht.lab.config import DataConfig, Recipe
+from seht.lab.optimizers import OPTIMIZERS
 from seht.lab.schedule import SCHEDULES
 
 NOISES = ("uniform", "pair")
@@ -18,6 +19,7 @@ def check(recipe: Recipe) -> None:
     _one_of("data.name", data.name, (*config.IMAGES, *config.TEXTS))
     _one_of("model.name", model.name, _MODELS[recipe.task])
     _one_of("model.norm", model.norm, ("batch", "group", "none"))
+    _one_of("optim.name", optim.name, OPTIMIZERS)
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
     _one_of("data.noise_kind", data.noise_kind, NOISES)
     at_least = {
@@ -39,18 +41,28 @@ def check(recipe: Recipe) -> None:
         "model.embedding": (model.embedding, 1),
         "model.hidden": (model.hidden, 1),
         "model.layers": (model.layers, 1),
+        "model.heads": (model.heads, 1),
         "model.init": (model.init, 0),
         "optim.lr": (optim.lr, 0),
         "optim.momentum": (optim.momentum, 0),
         "optim.weight_decay": (optim.weight_decay, 0),
         "optim.gamma": (optim.gamma, 0),
         "optim.clip": (optim.clip, 0),
+        "optim.beta2": (optim.beta2, 0),
+        "optim.eps": (optim.eps, 0),
     }
     for name, (value, least) in at_least.items():
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
     if model.dropout >= 1:
         raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
+    for name, beta in (("momentum", optim.momentum), ("beta2", optim.beta2)):
+        if optim.name == "adamw" and beta >= 1:
+            raise ValueError(f"optim.{name} must be below 1 with optim.name adamw, not {beta}")
+    if model.name == "gpt" and model.embedding % model.heads:
+        raise ValueError(
+            f"model.embedding ({model.embedding}) must be a multiple of model.heads ({model.heads})"
+        )
     if model.name == "wrn" and (model.depth - 4) % 6:
         raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
     if optim.schedule == "plateau" and recipe.task == "image" and not data.validation:
@@ -85,7 +97,7 @@ def _check_images(recipe: Recipe) -> None:
         )
 
 
-_MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru")}
+_MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru", "gpt")}
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

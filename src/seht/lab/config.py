@@ -50,7 +50,7 @@ class ModelConfig:
     """A network of :mod:`seht.lab.models`; what the network does not know is ignored."""
 
     name: str
-    """resnet18, wrn, cnn (images); lstm, gru (text)."""
+    """resnet18, wrn, cnn (images); lstm, gru, gpt (text)."""
     width: int = 64
     """Channels of the first layer; a Wide ResNet's usual one is 16."""
     depth: int = 28
@@ -62,27 +62,30 @@ class ModelConfig:
     dropout: float = 0.0
     """Between the convolutions of a block, before the cnn's last layer, between layers of text."""
     embedding: int = 512
-    """Text: numbers that stand for a word."""
+    """Text: numbers that stand for a word; a gpt's width."""
     hidden: int = 512
     """Text: units of a recurrent layer."""
     layers: int = 2
-    """Text: recurrent layers."""
+    """Text: recurrent layers, or a gpt's blocks."""
+    heads: int = 4
+    """gpt: attention heads, which share the width."""
     init: float = 0.1
-    """Text: parameters start uniform between minus and plus this."""
+    """lstm, gru: parameters start uniform between minus and plus this."""
     init_all: bool = True
     """Text: all of them, as the paper says; false: embedding and decoder only, as is usual."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """SGD and its schedule."""
+    """The optimiser and its schedule."""
 
     lr: float
     """The learning rate at the start."""
     momentum: float = 0.9
-    """0 for none."""
+    """0 for none; AdamW's beta1."""
     weight_decay: float = 5e-4
-    """What the methods weight-decay and none are about; the others keep it."""
+    """What the methods weight-decay and none are about; the others keep it. SGD adds it to the
+    gradient, AdamW takes lr times it off the weights."""
     schedule: str = "cosine"
     """cosine (to 0, per epoch), onecycle (up and down, per epoch), steps (times gamma at the
     milestones), plateau (times gamma when the validation loss is not a new best), constant."""
@@ -92,6 +95,12 @@ class OptimConfig:
     """Factor on the learning rate, for steps and plateau."""
     clip: float | None = None
     """Largest norm of the gradient."""
+    name: str = "sgd"
+    """sgd or adamw."""
+    beta2: float = 0.999
+    """AdamW: how slowly the mean square of the gradient follows."""
+    eps: float = 1e-8
+    """AdamW: added to its root."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import seht
 from seht.lab.methods.base import Batch
-from seht.lab.training import detached
+from seht.lab.methods.loss import detached
 
 TRACE_EXAMPLES = 1000
 LOSS_EXAMPLES = {"image": 1000, "text": 20_000}

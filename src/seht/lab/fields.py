@@ -24,7 +24,14 @@ from seht.lab.config import Recipe
 _OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum"}
 # Added after runs had been recorded: at its default a field is no part of what a run is, so that
 # those of before go on.
-_LATER = frozenset({"spectrum", "data.within", "data.noise", "data.noise_kind", "data.average"})
+_LATER = frozenset(
+    {
+        "spectrum",
+        *(f"data.{name}" for name in ("within", "noise", "noise_kind", "average")),
+        *(f"optim.{name}" for name in ("name", "beta2", "eps")),
+        "model.heads",
+    }
+)
 _FIXED = ("name", "paper", "settings")  # settings are fields below, one for each option
 
 

@@ -25,6 +25,8 @@ class Data(Protocol):
     example: tuple[int, int, int] | None
     """Channels, height and width; ``None`` for text."""
     steps_per_epoch: int
+    context: int
+    """Text: tokens in the longest stretch; 0 for images."""
     wrong: dict[str, float]
     """The fraction of labels that were replaced by wrong ones, by split; empty without noise."""
 

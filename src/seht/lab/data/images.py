@@ -41,6 +41,8 @@ class Pictures:
 class Images:
     """One run's images: which are trained on and which validated on is drawn with its seed."""
 
+    context = 0
+
     def __init__(self, pictures: Pictures, recipe: Recipe, seed: int, device: str) -> None:
         config = recipe.data
         train, valid = split(config, len(pictures.x))

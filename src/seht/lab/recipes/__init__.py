@@ -29,7 +29,7 @@ from seht.lab.recipes.small import (
     wikitext2_gru_small,
     wikitext2_lstm_small,
 )
-from seht.lab.recipes.text import pydocs
+from seht.lab.recipes.text import gpt_small, pydocs
 
 __all__ = [
     "RECIPES",
@@ -61,6 +61,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar10-16-noisy": cifar10_16_noisy,
     "digits-noisy": digits_noisy,
     "pydocs": pydocs,
+    "gpt-small": gpt_small,
 }
 """Every recipe by its name."""
 

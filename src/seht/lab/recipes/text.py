@@ -1,4 +1,4 @@
-"""Language models that need no download."""
+"""Language models on a text that needs no download."""
 
 from __future__ import annotations
 
@@ -17,4 +17,29 @@ def pydocs() -> Recipe:
         batch=20,
         epochs=6,
         eval_batch=10,
+    )
+
+
+def gpt_small() -> Recipe:
+    """A small GPT with AdamW on 30,000 tokens of Python's own documentation, which it memorises.
+
+    Its validation loss is lowest after a third of the training, at 4.0, and ends at 5.7, where the
+    training loss is 1.1. On WikiText-2: ``--data.name wikitext2 --data.validation 10000``.
+    """
+    return Recipe(
+        name="gpt-small",
+        data=DataConfig("pydocs", size=30_000, bptt=64, vocabulary=2000),
+        model=ModelConfig("gpt", embedding=64, layers=2, heads=4),
+        optim=OptimConfig(
+            name="adamw",
+            lr=3e-3,
+            weight_decay=0.01,
+            beta2=0.99,
+            schedule="onecycle",
+            clip=1.0,
+        ),
+        batch=16,
+        epochs=30,
+        eval_batch=16,
+        threads=1,  # as fast as two on a network this narrow
     )

@@ -320,6 +320,9 @@ def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
     for result in (tmp_path / "c" / "grid").rglob("result.json"):
         metrics = json.loads(result.read_text())["metrics"]["last"]
         assert not [name for name in metrics if name.startswith("test")]
+    assert record["seeds"] == [search.FIRST_SEED]  # none of those that judge
+    searched = {int(path.name.partition("-")[2]) for path in (tmp_path / "c" / "grid").glob("*/*")}
+    assert not searched & set(comparison.seeds)
     again = []
     compare(comparison, grid=[baseline, row], costs=False, say=again.append)
     assert "2 of 2 runs are done already" in again and "4 of 4 runs are done already" in again
@@ -331,6 +334,23 @@ def test_a_search_needs_a_validation_split(tmp_path):
     with pytest.raises(RunError, match=r"--data\.validation 500"):
         compare(Comparison(recipe, (rows[0][0],), (0,), tmp_path / "c"), grid=rows, say=quiet)
     assert not (tmp_path / "c").exists()
+
+
+def test_seeds_of_the_search_may_not_judge(tmp_path):
+    rows = [list(entries(digits(), "none", "mixup"))]
+    seeds = (search.FIRST_SEED,)
+    with pytest.raises(RunError, match="choose a smaller --first-seed"):
+        compare(Comparison(digits(), (rows[0][0],), seeds, tmp_path / "c"), grid=rows, say=quiet)
+
+
+def test_seeds_may_begin_elsewhere(tmp_path, capsys):
+    words = ["compare", "digits", "--methods", "none", "--seeds", "2", "--no-cost", *options()]
+    out = tmp_path / "c"
+    assert cli.main([*words, "--first-seed", "7", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.glob("runs/none/*")) == ["seed-7", "seed-8"]
+    assert "--first-seed 7" in (out / "table.md").read_text()
+    assert cli.main([*words, "--first-seed", "-1", "--out", str(out)]) == 2
+    assert "--first-seed must be at least 0" in capsys.readouterr().err
 
 
 def test_timeless_keeps_the_rest():

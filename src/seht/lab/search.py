@@ -43,6 +43,8 @@ GRIDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
         "label-smoothing": {"weight": FINE},
     },
 }
+FIRST_SEED = 1_000_000
+"""The search has seeds of its own: what it has chosen is judged by others."""
 _VALUE = re.compile(r"=([^,()=]*\|[^,()=]*)")
 
 
@@ -97,7 +99,12 @@ def best(
             f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
             "training examples out with --data.validation 500"
         )
-    chosen = comparison.seeds[:seeds]
+    chosen = range(FIRST_SEED, FIRST_SEED + seeds)
+    if set(chosen) & set(comparison.seeds):
+        raise RunError(
+            f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
+            "smaller --first-seed"
+        )
     asked = [(entry, seed) for row in grid if len(row) > 1 for entry in row for seed in chosen]
     keys = [(entry.slug, seed) for entry, seed in asked]
     trials = [comparison.trial(entry, seed, test=False) for entry, seed in asked]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 
@@ -43,6 +45,23 @@ def add_shared(parser: Any, default: str) -> None:
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*spellings, dest=f"field:{name}", default=None, help=argparse.SUPPRESS)
     parser.set_defaults(extras=True)
+
+
+def add_power(parser: Any) -> None:
+    """``--power``."""
+    parser.add_argument(
+        "--power",
+        type=_size,
+        metavar="SIZE",
+        help="also say how many seeds a difference of that size needs, for example 1.0",
+    )
+
+
+def _size(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (size := float(text)) < math.inf:
+            return size
+    raise argparse.ArgumentTypeError(f"a difference above 0 is wanted, not {text!r}")
 
 
 def field_names() -> Iterator[str]:

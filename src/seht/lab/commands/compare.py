@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seht.lab.commands.arguments import add_shared, make_parser
+from seht.lab.commands.arguments import add_power, add_shared, make_parser
 from seht.lab.commands.reading import read
 from seht.lab.commands.rows import rows_of
 from seht.lab.commands.scheduling import say, scheduler_of
@@ -39,15 +39,23 @@ def add_compare(commands: Any) -> None:
         "--methods", metavar="A,B", help="the first is the baseline (default: all that fit)"
     )
     parser.add_argument(
-        "--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default: 5)"
+        "--seeds", type=int, default=5, metavar="N", help="how many seeds (default: 5)"
     )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, metavar="N", help="the first of them (default: 0)"
+    )
+    add_power(parser)
     parser.add_argument("--preset", metavar="NAME", help="rows of the paper: table1, figure1, ...")
     parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
     parser.add_argument(
         "--grid", action="store_true", help="search each method's settings on the validation split"
     )
     parser.add_argument(
-        "--grid-seeds", type=int, default=1, metavar="N", help="of the search (default: 1)"
+        "--grid-seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the search, other ones than those that judge (default: 1)",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
@@ -91,7 +99,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         Comparison(
             recipe,
             tuple(entries),
-            tuple(range(arguments.seeds)),
+            tuple(range(arguments.first_seed, arguments.first_seed + arguments.seeds)),
             out,
             arguments.data_dir,
             arguments.device,
@@ -103,8 +111,9 @@ def run_compare(arguments: argparse.Namespace) -> int:
         scheduler=scheduler,
         costs=not arguments.no_cost,
         what_fits=arguments.methods is None and arguments.preset is None,
+        power=arguments.power,
         say=say,
     )
-    report.show(out)
+    report.show(out, arguments.power)
     print(out / "report.html")
     return 0

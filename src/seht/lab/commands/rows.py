@@ -21,6 +21,8 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     for name in ("seeds", "grid_seeds", "jobs"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if arguments.first_seed < 0:
+        raise ValueError("--first-seed must be at least 0")
     if arguments.preset is not None:
         return _preset(arguments)
     if arguments.small:

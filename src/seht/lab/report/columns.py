@@ -41,7 +41,7 @@ def columns(table: Rows) -> list[Column]:
     found[beside:beside] = [
         Column(
             f"difference to\n{baseline} [95 %]",
-            lambda row: interval(row.difference),
+            lambda row: interval(row.difference) + (" *" if row.verdict else ""),
             kind="difference",
         ),
         *(
@@ -51,13 +51,14 @@ def columns(table: Rows) -> list[Column]:
     ]
     found += [
         Column("n", count, kind="n"),
+        Column(f"seeds for\n{table.power or 0:g}", _needed, kind="power"),
         Column("cost\nratio", _ratio, FLATNESS, kind="cost", detail=_spread),
         Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
         Column("largest\neigenvalue", _end("largest", "≥"), FLATNESS, kind="eigenvalue"),
         Column("smallest\neigenvalue", _end("smallest", "≤"), FLATNESS, kind="eigenvalue"),
         Column(
-            "stability",
-            lambda row: row.stability or "",
+            "curvature\nat the end",
+            lambda row: curvature(row.stability),
             FLATNESS,
             kind="stability",
             detail=_equilibria,
@@ -91,13 +92,33 @@ def _end(which: str, bound: str) -> Callable[[Row], str]:
     return text
 
 
+CURVATURE = {
+    "stable": "upward",
+    "unstable": "partly downward",
+    "marginal": "partly flat",
+    "undecided": "not found",
+}
+"""What a verdict on stability says about the loss around the end."""
+
+
+def curvature(verdicts: str | None) -> str:
+    """``"marginal (2), unstable (1)"`` as ``"partly flat (2), partly downward (1)"``."""
+    words = (verdicts or "").split(", ")
+    said = [word.split(" (") for word in words]
+    return ", ".join(" (".join([CURVATURE.get(word, word), *count]) for word, *count in said)
+
+
 def _equilibria(row: Row) -> str:
     if row.equilibria is None:
         return ""
     yes, known = row.equilibria
     if yes in (0, known):
-        return "(at an equilibrium)" if yes else "(at no equilibrium)"
-    return f"(at an equilibrium: {yes} of {known})"
+        return "(settled)" if yes else "(still moving)"
+    return f"(settled: {yes} of {known})"
+
+
+def _needed(row: Row) -> str:
+    return "" if row.needed is None else f"{row.needed:,}"
 
 
 def _ratio(row: Row) -> str:

@@ -60,6 +60,12 @@ class Row:
     paper: paper.Row | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     """The compared metric by seed."""
+    p: float | None = None
+    """Of the difference, after Holm's correction over the table."""
+    verdict: str = ""
+    """``better`` or ``worse`` than the baseline, by that; empty where it is not decided."""
+    needed: int | None = None
+    """Seeds that a difference of the asked size takes, from the spread seen."""
 
     @property
     def ours(self) -> bool:
@@ -81,6 +87,8 @@ class Rows:
     quoted: list[paper.Row]
     """Rows of the paper's table that no run stands for."""
     paper: paper.Table | None
+    power: float | None = None
+    """The size of a difference whose number of seeds is asked for."""
 
     @property
     def baseline(self) -> Row:
@@ -99,13 +107,16 @@ class Rows:
         return [method for _, method in sorted(finite, key=lambda item: item[0], reverse=higher)]
 
 
-def build(comparison: Comparison) -> Rows:
+def build(comparison: Comparison, power: float | None = None) -> Rows:
     """Summarise every method.
 
     Images: the test accuracy after the last epoch, as their schedules end at a learning rate of
     zero. Text: the test perplexity of the weights that were best on the validation text, as is the
     custom where the schedule itself looks at the validation loss. The other one stands beside it.
+    ``power`` asks for the number of seeds that a difference of that size takes.
     """
+    from seht.lab.report.verdicts import judged
+
     text = comparison.text
     metric, epoch = (PERPLEXITY, "best") if text else (TOP1, "last")
     baseline = _values(comparison.of(comparison.baseline), epoch, metric)
@@ -113,11 +124,13 @@ def build(comparison: Comparison) -> Rows:
     rows = []
     for method in comparison.methods:
         rows.append(_row(comparison, method, metric, epoch, baseline, table))
+    rows = judged(rows, metric.higher, power)
     # The paper's layout: its own methods at the end, below a rule.
     rows.sort(key=lambda row: row.ours)
     taken = [row.paper for row in rows if row.paper is not None]
     quoted = [row for row in (table.rows if table else []) if row not in taken]
-    return Rows(comparison, rows, metric, epoch, _shown(comparison, rows), quoted, table)
+    shown = _shown(comparison, rows)
+    return Rows(comparison, rows, metric, epoch, shown, quoted, table, power)
 
 
 def _shown(comparison: Comparison, rows: list[Row]) -> list[tuple[str, str, str]]:

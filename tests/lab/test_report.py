@@ -12,6 +12,7 @@ import pytest
 
 from seht import cli
 from seht.lab import report
+from seht.lab.report import figures
 from seht.lab.report.columns import curvature
 from seht.lab.report.load import load
 from seht.lab.report.rows import build, options_of, split
@@ -257,6 +258,18 @@ def test_how_many_seeds_a_difference_needs(tmp_path, capsys):
     assert "seeds for 1" in (tmp_path / "table.md").read_text()
     assert run("report", str(tmp_path), "--power", "0") == 2
     assert "a difference above 0 is wanted, not '0'" in capsys.readouterr().err
+
+
+def test_what_a_method_cost_with_its_search(copy):
+    comparisons.write_json(copy / "grid.json", {"runs": {"weight-decay": 7, "sam": 3, "other": 9}})
+    rows, table = table_of(copy), build(load(copy))
+    ratio = float(rows["sam"]["ratio"])
+    assert float(rows["sam"]["ratio_with_search"]) == pytest.approx(4 * ratio)
+    assert rows["sam"]["search_runs"] == "3" and rows["mixup"]["search_runs"] == ""
+    assert float(rows["weight-decay"]["ratio_with_search"]) == 8.0
+    assert "with search" in markdown(table)
+    titles = [panel.title for panel in figures.flatness(table)]
+    assert "Test accuracy against compute" in titles
 
 
 def test_the_command_names_seeds_that_begin_elsewhere(tmp_path):

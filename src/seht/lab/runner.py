@@ -16,6 +16,7 @@ from typing import Any
 
 from seht.lab import checkpoint
 from seht.lab.config import Recipe
+from seht.lab.epochs import score
 from seht.lab.evaluate import LOSS_EXAMPLES, TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
@@ -149,7 +150,7 @@ class _Run:
         self.watch.begin(recipe.epochs, training.data.steps_per_epoch, training.step)
         saved = time.perf_counter()
         with Events(self.record.directory, self.rows, on=self.ranks.leads) as events:
-            while training.epoch < recipe.epochs:
+            while training.epoch < recipe.epochs and not training.method.stop(self.rows):
                 losses = [row["valid_loss"] for row in self.rows]
                 lr = rate(recipe.optim, recipe.epochs, training.epoch, losses)
                 if training.position == 0:
@@ -167,7 +168,8 @@ class _Run:
                         self.save(training)
                         saved = time.perf_counter()
                     clock = time.perf_counter()
-                row = self.end_epoch(training, lr)
+                with training.method.judged():
+                    row = self.end_epoch(training, lr)
                 self.ranks.lead(partial(events.add, row))
                 self.watch.epoch(row)
         return self.finish(training)
@@ -221,10 +223,15 @@ class _Run:
 
     def finish(self, training: Training) -> Result:
         """The last weights' figures and the best weights'; the one time the test set is read."""
-        return self.ranks.lead(lambda: self.ended(training))
+        with training.method.judged():
+            return self.ranks.lead(lambda: self.ended(training))
 
     def ended(self, training: Training) -> Result:
         """The same, on the rank that writes; the others wait."""
+        last = self.rows[-1]
+        if training.method.chooses and self.best is not None:
+            last = self.best["row"]
+            training.model.load_state_dict(self.best["weights"])
         model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
         found = flatness(model, batches, self.seed)
@@ -234,10 +241,10 @@ class _Run:
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
-        metrics = {"last": self.figures(training, self.rows[-1])}
+        metrics = {"last": self.figures(training, last)}
         best = metrics["last"]
-        row = self.best["row"] if self.best else self.rows[-1]
-        if self.best is not None and row["epoch"] != self.rows[-1]["epoch"]:
+        row = self.best["row"] if self.best else last
+        if self.best is not None and row["epoch"] != last["epoch"]:
             training.model.load_state_dict(self.best["weights"])
             best = self.figures(training, row)
         metrics["best"] = {**best, "epoch": row["epoch"]}
@@ -291,8 +298,3 @@ class _Run:
 def measures(task: str) -> tuple[str, ...]:
     """What is measured on a split."""
     return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")
-
-
-def score(row: dict[str, Any]) -> tuple[float, float]:
-    """What the best epoch has most of: accuracy, then a small loss; text: a small loss."""
-    return (row.get("valid_top1") or 0.0, -row["valid_loss"])

@@ -133,6 +133,7 @@ class Training:
             self.optimizer.step(lambda: compute()[0])
         else:
             self.optimizer.step()
+        self.method.after_step()
         self.hidden = detached(aux.get("hidden"))
         self.loss += aux["loss"] * (weight / self.ranks.count)
         self.position += 1

@@ -58,6 +58,12 @@ def add_compare(commands: Any) -> None:
         help="of the search, other ones than those that judge (default: 1)",
     )
     parser.add_argument(
+        "--budget",
+        type=int,
+        metavar="N",
+        help="candidates that the search may try for a method (default: 7, or the paper's grid)",
+    )
+    parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
     )
     parser.add_argument(

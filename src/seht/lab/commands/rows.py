@@ -21,6 +21,8 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     for name in ("seeds", "grid_seeds", "jobs"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if arguments.budget is not None and (arguments.budget < 1 or not arguments.grid):
+        raise ValueError("--budget belongs to --grid, and is at least 1")
     if arguments.first_seed < 0:
         raise ValueError("--first-seed must be at least 0")
     if arguments.preset is not None:
@@ -37,7 +39,7 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
         texts = split_list(arguments.methods)
     rows = []
     for text in texts:
-        found = candidates(text, recipe) if arguments.grid else expand(text)
+        found = candidates(text, recipe, arguments.budget) if arguments.grid else expand(text)
         rows.append([_entry(recipe, candidate) for candidate in found])
     slugs = [entry.slug for row in rows for entry in row]
     for row in rows:

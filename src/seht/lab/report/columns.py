@@ -53,6 +53,7 @@ def columns(table: Rows) -> list[Column]:
         Column("n", count, kind="n"),
         Column(f"seeds for\n{table.power or 0:g}", _needed, kind="power"),
         Column("cost\nratio", _ratio, FLATNESS, kind="cost", detail=_spread),
+        Column("with\nsearch", _total, FLATNESS, kind="cost"),
         Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
         Column("largest\neigenvalue", _end("largest", "≥"), FLATNESS, kind="eigenvalue"),
         Column("smallest\neigenvalue", _end("smallest", "≤"), FLATNESS, kind="eigenvalue"),
@@ -123,6 +124,10 @@ def _needed(row: Row) -> str:
 
 def _ratio(row: Row) -> str:
     return "" if row.ratio is None else significant(row.ratio[0])
+
+
+def _total(row: Row) -> str:
+    return "" if row.total is None else significant(row.total)
 
 
 def _spread(row: Row) -> str:

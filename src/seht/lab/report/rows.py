@@ -50,6 +50,8 @@ class Row:
     seconds: Mean | None
     ratio: tuple[float, float | None, float | None] | None
     """Cost of a step in the baseline's steps, with what it varied between."""
+    searched: int | None = None
+    """Trainings that the choice of its setting took, where there was a search."""
     largest: Mean | None = None
     smallest: Mean | None = None
     bounds: frozenset[str] = frozenset()
@@ -66,6 +68,13 @@ class Row:
     """``better`` or ``worse`` than the baseline, by that; empty where it is not decided."""
     needed: int | None = None
     """Seeds that a difference of the asked size takes, from the spread seen."""
+
+    @property
+    def total(self) -> float | None:
+        """Cost of a training and its search, in trainings of the baseline with its setting."""
+        if self.ratio is None or self.searched is None:
+            return None
+        return self.ratio[0] * (1 + self.searched)
 
     @property
     def ours(self) -> bool:
@@ -181,6 +190,7 @@ def _row(
         train_loss=_mean(done, "train_loss"),
         seconds=_mean(done, "seconds"),
         ratio=_ratio(comparison.costs.get(method)),
+        searched=comparison.searches.get(method),
         largest=_mean(done, "eigenvalues", "largest"),
         smallest=_mean(done, "eigenvalues", "smallest"),
         bounds=frozenset(end for end in ENDS if any(_bound(run, end) for run in done)),

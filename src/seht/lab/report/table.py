@@ -118,6 +118,9 @@ def _cells(table: Rows, row: Row) -> Iterator[tuple[str, object]]:
             yield f"paper_{key}_stderr", error
     if row.ratio is not None:
         yield from zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True)
+    if row.searched is not None:
+        yield "search_runs", row.searched
+        yield "ratio_with_search", row.total
 
 
 def _mean(name: str, summary: Mean) -> Iterator[tuple[str, object]]:

@@ -123,6 +123,8 @@ class Recipe:
     """Lightning Fabric's name for it."""
     spectrum: int = 40
     """Hessian-vector products that the eigenvalues at the end may take; 0: none are measured."""
+    robustness: bool = True
+    """Measure on the test data what rounded and disturbed weights cost."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options of methods in this experiment, by the method's name; what a user gives goes first."""
     paper: str | None = None

@@ -21,12 +21,13 @@ from seht.lab.checking import check
 from seht.lab.config import Recipe
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
-_OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum"}
+_OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness"}
 # Added after runs had been recorded: at its default a field is no part of what a run is, so that
 # those of before go on.
 _LATER = frozenset(
     {
         "spectrum",
+        "robustness",
         *(f"data.{name}" for name in ("within", "noise", "noise_kind", "average")),
         *(f"optim.{name}" for name in ("name", "beta2", "eps")),
         "model.heads",

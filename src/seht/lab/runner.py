@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seht.lab import checkpoint
+from seht.lab import checkpoint, ending
 from seht.lab.config import Recipe
+from seht.lab.ending import DivergedError, measures
 from seht.lab.epochs import score
-from seht.lab.evaluate import LOSS_EXAMPLES, TRACE_EXAMPLES, evaluate, flatness, in_float
+from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.progress import Silence, Watch
@@ -30,10 +31,6 @@ from seht.lab.trials import SAVE_EVERY
 from seht.record import NonFiniteError
 
 LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
-
-
-class DivergedError(ArithmeticError):
-    """The loss is not finite any more."""
 
 
 def train(
@@ -235,38 +232,22 @@ class _Run:
         model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
         found = flatness(model, batches, self.seed)
-        found["train_loss"] = self.train_loss(training)
+        found["train_loss"] = ending.train_loss(training)
         found["wrong_labels"] = training.data.wrong or None
         if self.test:  # a search looks at the validation split alone
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
-        metrics = {"last": self.figures(training, last)}
-        best = metrics["last"]
+        best = ending.figures(training, last, self.test)
+        metrics = {"last": best | ending.robust(training, "image", self.test)}
         row = self.best["row"] if self.best else last
         if self.best is not None and row["epoch"] != last["epoch"]:
             training.model.load_state_dict(self.best["weights"])
-            best = self.figures(training, row)
-        metrics["best"] = {**best, "epoch": row["epoch"]}
+            best = ending.figures(training, row, self.test)
+        metrics["best"] = (
+            best | ending.robust(training, "text", self.test) | {"epoch": row["epoch"]}
+        )
         return self.result("done", None, training.step, metrics, found)
-
-    def train_loss(self, training: Training) -> float:
-        """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
-        task = training.recipe.task
-        batches = training.data.eval_batches("train", LOSS_EXAMPLES[task])
-        return evaluate(training.own, batches, task)["loss"]
-
-    def figures(self, training: Training, row: dict[str, Any]) -> dict[str, float]:
-        """Of the weights that the model has now: validation (known) and test."""
-        task = training.recipe.task
-        valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
-        found = {name: value for name, value in valid.items() if value is not None}
-        if self.test:
-            test = evaluate(training.own, training.data.eval_batches("test"), task)
-            if not math.isfinite(test["loss"]):
-                raise DivergedError(f"the test loss is {test['loss']} after epoch {row['epoch']}")
-            found |= {f"test_{name}": value for name, value in test.items()}
-        return found
 
     def failed(self, error: Exception, steps: int) -> Result:
         """A result like any other, with the reason and without metrics."""
@@ -293,8 +274,3 @@ class _Run:
             metrics=metrics,
             **found,
         )
-
-
-def measures(task: str) -> tuple[str, ...]:
-    """What is measured on a split."""
-    return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")

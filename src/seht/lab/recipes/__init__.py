@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seht.estimators import unknown
+from seht.lab.checking import check
 from seht.lab.config import Recipe
-from seht.lab.fields import Field, check, fields, from_dict, identity, override, to_dict
+from seht.lab.fields import Field, fields, from_dict, identity, override, to_dict
 from seht.lab.recipes.few import cifar10_16, cifar10_low, digits
 from seht.lab.recipes.noisy import (
     cifar10_16_noisy,

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from seht.lab import paper
 from seht.lab.report.numbers import interval, measured, plain, significant
 from seht.lab.report.rows import Row, Rows
+from seht.lab.report.stats import Mean
+from seht.lab.robustness import BITS, NOISE
 
-RESULTS, FLATNESS = "results", "flatness"
+RESULTS, BOUGHT, FLATNESS = "results", "bought", "flatness"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def columns(table: Rows) -> list[Column]:
             for key, title in _paper_metrics(table)
         ),
     ]
+    found += _bought(table)
     found += [
         Column("n", count, kind="n"),
         Column(f"seeds for\n{table.power or 0:g}", _needed, kind="power"),
@@ -74,13 +77,33 @@ def columns(table: Rows) -> list[Column]:
     ]
 
 
+def _bought(table: Rows) -> list[Column]:
+    """What flatness is for: calibration, and what rounded and disturbed weights are worth."""
+    key = f"test_{table.metric.key}"
+    titles = {
+        "test_loss": "test\nloss",
+        "test_ece": "calibration\nerror, %",
+        **{f"{key}_{bits}bit": f"at\n{bits} bits" for bits in BITS},
+        **{f"{key}_noise{share}": f"with\n{share} % noise" for share in NOISE},
+    }
+    made = []
+    for name, title in titles.items():
+        write = measured if name == "test_loss" else plain
+        made.append(
+            Column(title, _metric(table.epoch, name, write), BOUGHT, f"{table.epoch} {name}")
+        )
+    return made
+
+
 def count(row: Row) -> str:
     """The runs behind the means."""
     return str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}"
 
 
-def _metric(epoch: str, key: str) -> Callable[[Row], str]:
-    return lambda row: plain(row.metrics.get((epoch, key)))
+def _metric(
+    epoch: str, key: str, write: Callable[[Mean | None], str] = plain
+) -> Callable[[Row], str]:
+    return lambda row: write(row.metrics.get((epoch, key)))
 
 
 def _end(which: str, bound: str) -> Callable[[Row], str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seht.lab.report import figures, words
-from seht.lab.report.columns import FLATNESS, RESULTS, Column, columns
+from seht.lab.report.columns import BOUGHT, FLATNESS, RESULTS, Column, columns
 from seht.lab.report.numbers import duration
 from seht.lab.report.rows import Row, Rows
 from seht.lab.report.table import is_best
@@ -56,6 +56,7 @@ def render(table: Rows) -> str:
         facts=_facts(table),
         tables=[
             ("Results", _grid(table, [c for c in every if c.group == RESULTS])),
+            ("What it buys", _grid(table, [c for c in every if c.group == BOUGHT])),
             ("Cost and flatness", _grid(table, [c for c in every if c.group == FLATNESS])),
         ],
         baseline=comparison.baseline,

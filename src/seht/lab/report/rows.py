@@ -112,7 +112,7 @@ class Rows:
             if (epoch, key) in row.metrics
         ]
         finite = [item for item in found if item[0] == item[0]]
-        higher = key.endswith(("top1", "top5"))
+        higher = "top1" in key or "top5" in key
         return [method for _, method in sorted(finite, key=lambda item: item[0], reverse=higher)]
 
 

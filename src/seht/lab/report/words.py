@@ -58,6 +58,8 @@ def _none(number: int) -> str:
 def brief(table: Rows) -> str:
     """The terminal's caption."""
     said = f"mean ± standard error over n seeds; {_which(table)}; trace: {_trace(table)}"
+    if any(row.verdict for row in table.rows):
+        said += "; *: p below 5 % after Holm's correction"
     gaps_ = gaps(table)
     failed = sum(run.status == FAILED for run, _ in gaps_)
     if failed:
@@ -98,6 +100,11 @@ def glossary(table: Rows) -> Iterator[tuple[str, str]]:
         yield "*", _HOLM
     if any(row.needed for row in table.rows):
         yield f"seeds for {table.power:g}", _NEEDED
+    kept = {key for row in table.rows for _, key in row.metrics}
+    if "test_ece" in kept:
+        yield "calibration error", _CALIBRATION
+    if any(key.endswith("bit") for key in kept):
+        yield "at 8, 4, 3 bits; with 1, 3, 10 % noise", _ROBUSTNESS
     if any(row.ratio for row in table.rows):
         what = f"a training step in steps of {c.baseline}, timed in turns with it in one process."
         yield "cost", what
@@ -133,6 +140,15 @@ _NEEDED = (
     "how many would show a difference of that size to the baseline in four of five tables, by the "
     "strictest step of Holm's correction, from the spread of the differences seen. With few seeds "
     "that spread is itself rough."
+)
+_CALIBRATION = (
+    "how far a prediction's confidence is from its chance to be right, on the test data in 15 "
+    "equal bins of confidence (expected calibration error). 0 is best."
+)
+_ROBUSTNESS = (
+    "the same figure with the weights rounded to so many bits (to nearest, a scale for each output "
+    "channel), or with Gaussian noise of that share of each tensor's root mean square, one draw a "
+    "run. Weights of two or more dimensions; biases and norms stay."
 )
 _SEARCH = (
     "one training and the search for its setting, in trainings of the baseline: cost times one "
@@ -191,7 +207,7 @@ def _about_paper(table: Rows, theirs: paper.Table) -> Iterator[tuple[str, str]]:
         yield "published elsewhere", "; ".join(theirs.elsewhere) + "."
 
 
-_HARMLESS = {"threads", "precision", "eval_batch", "spectrum"}
+_HARMLESS = {"threads", "precision", "eval_batch", "spectrum", "robustness"}
 
 
 def other_recipe(table: Rows) -> str | None:

@@ -24,6 +24,25 @@ def multi_margin(
     return torch.stack(losses)
 
 
+RIGHT = torch.tensor([[3, 0, -1, 4, 4], [1, -1, 1, 1, 1], [2, 2, 4, -1, 0]]).repeat(16, 1)
+
+
+def multilabel_margin(z: Tensor) -> Tensor:
+    """The same for several right classes: those before the first -1."""
+    losses = []
+    for x, labels in zip(z, RIGHT.tolist(), strict=True):
+        labels = labels[: labels.index(-1)]
+        terms = [1 - x[y] + x[i] for y in labels for i in range(5) if i not in labels]
+        losses.append(torch.stack([term * (term > 0) for term in terms]).sum() / 5)
+    return torch.stack(losses)
+
+
+def largest(d: Tensor) -> Tensor:
+    """The largest |d| of each row, by its place."""
+    at = d.detach().abs().argmax(-1, keepdim=True)
+    return (d * d.detach().sign()).gather(-1, at).squeeze(-1)
+
+
 def triplet(z: Tensor, **options) -> Tensor:
     return F.triplet_margin_loss(*z.view(-1, 3, 4).unbind(1), **options)
 
@@ -58,6 +77,10 @@ for reduction in ("mean", "sum", "none"):
             lambda z, how=how: F.multi_margin_loss(z.view(-1, 5), LABELS, 2, weight=WEIGHTS, **how),
             lambda z, tail=tail: tail(multi_margin(z.view(-1, 5), 2, WEIGHTS)),
         ),
+        "multilabel_margin": (
+            lambda z, how=how: F.multilabel_margin_loss(z.view(-1, 5), RIGHT, **how),
+            lambda z, tail=tail: tail(multilabel_margin(z.view(-1, 5))),
+        ),
         "triplet_margin": lambda z, how=how: triplet(z, margin=0.2, **how),
         "triplet_margin-swap": lambda z, how=how: triplet(z, swap=True, p=3, **how),
         "triplet_margin-1": lambda z, how=how: triplet(z, p=1.0, **how),
@@ -84,6 +107,26 @@ add(
         "multi_margin-one": (
             lambda z: torch.stack([F.multi_margin_loss(x, LABELS[0]) for x in z.view(-1, 5)]),
             lambda z: multi_margin(z.view(-1, 5), labels=LABELS[:1].repeat(48)),
+        ),
+    }
+)
+
+# Distances between all rows.
+FIRST, SECOND = torch.triu_indices(6, 6, 1)
+sizes = lambda d: (d * d.detach().sign()).sum(-1)
+add(
+    {
+        "cdist-1": (
+            lambda z: 0.1 * torch.cdist(z, TARGET, p=1.0),
+            lambda z: 0.1 * sizes(z[:, None] - TARGET),
+        ),
+        "cdist-inf": (
+            lambda z: torch.cdist(z, TARGET[:4], torch.inf),
+            lambda z: largest(z[:, None] - TARGET[:4]),
+        ),
+        "pdist-1": (
+            lambda z: 0.1 * torch.pdist(z, 1.0),
+            lambda z: 0.1 * sizes(z[FIRST] - z[SECOND]),
         ),
     }
 )

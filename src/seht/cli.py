@@ -3,7 +3,8 @@
 Each command is a file in :mod:`seht.commands` or, for the lab's, in :mod:`seht.lab.commands`, with
 one function that adds its arguments to a parser and names the function that runs it;
 :data:`COMMANDS` lists them. What a command needs is imported when it runs. Exit codes: 0, 1 if the
-answer is "no" (a check that is not passed), 2 for a mistake in the call.
+answer is "no" (a check that is not passed), 2 for a mistake in the call, 141 where nobody reads the
+output any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from seht import extras
+from seht.commands import outputs
 from seht.commands.check import add_check
 from seht.commands.measure import add_measure
 from seht.commands.targets import UsageError
@@ -37,6 +40,19 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            outputs.flush()
+    except OSError as error:
+        lost = outputs.lost(error)
+        if lost is None:
+            raise  # not of what we print
+        return outputs.GONE if lost == "" else _complain(lost)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not getattr(arguments, "extras", False):
@@ -49,21 +65,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except UsageError as error:
-        print(f"seht: error: {error}", file=sys.stderr)
-        return 2
+        return _complain(str(error))
+    except ImportError as error:
+        line = extras.advice(error, f"seht {arguments.command}", arguments.extra)
+        if line is None:
+            raise
+        return _complain(line)
+
+
+def _complain(line: str) -> int:
+    print(f"seht: error: {line}", file=sys.stderr)
+    return 2
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
-    parser = argparse.ArgumentParser(
+    parser = outputs.Parser(
         prog="seht",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and exit")
-    parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    parser.set_defaults(run=None, extra=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for add in COMMANDS:
         add(commands)
     return parser

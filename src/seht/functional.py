@@ -18,6 +18,7 @@ from seht.engines.closures import Guarded
 from seht.engines.once import refuse_once
 from seht.engines.precision import Casts, Precision
 from seht.engines.shards import refuse_sharded
+from seht.engines.solid import solid
 from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
 from seht.safe_ops import safe_ops
@@ -125,6 +126,7 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
             "differentiable operations and drop the mark",
         )
         gradients = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
+        solid(gradients)
         total = loss.new_zeros((), dtype=torch.float64)
         for weight, gradient in zip(chosen, gradients, strict=True):
             if gradient is None or not gradient.requires_grad:

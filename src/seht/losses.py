@@ -1,6 +1,7 @@
 """Losses with kinks, written with operations whose decisions can be frozen one by one.
 
 Each is the definition in PyTorch's documentation; the names are those of ``torch.nn.functional``.
+So are distances between all rows, which losses are made of.
 """
 
 from __future__ import annotations
@@ -130,6 +131,26 @@ def multi_margin(
     return _reduce(loss, _legacy(size_average, reduce, reduction))
 
 
+def multilabel_margin(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The sum over right classes y and wrong ones i of max(0, 1 - x_y + x_i) / C."""
+    rows, labels = torch.atleast_2d(input), torch.atleast_2d(target)
+    named = (labels >= 0).cumprod(1)  # the list of right classes ends before the first -1
+    labels = labels.clamp(min=0)
+    right = torch.zeros_like(labels).scatter_add(1, labels, named) > 0
+    pairs = (named.unsqueeze(2) * ~right.unsqueeze(1)).to(rows.dtype)
+    hinges = (1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1)).clamp(min=0)
+    loss = (hinges * pairs).sum((1, 2)) / rows.shape[1]
+    if input.dim() == 1:
+        loss = loss.squeeze(0)
+    return _reduce(loss, _legacy(size_average, reduce, reduction))
+
+
 def triplet_margin(
     anchor: Tensor,
     positive: Tensor,
@@ -185,3 +206,14 @@ def gaussian_nll(
     variance = variance + (variance.clamp(min=eps) - variance).detach()
     loss = (variance.log() + (input - target) ** 2 / variance) / 2
     return _reduce(loss + math.log(2 * math.pi) / 2 if full else loss, reduction)
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    """The p-norm of each row of x1 less each of x2."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """The same between the rows of one matrix, each pair once."""
+    a, b = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return torch.linalg.vector_norm(input[a] - input[b], p, dim=-1)

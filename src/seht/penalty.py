@@ -58,8 +58,9 @@ class HessianTrace:
             weights past the outputs (an L2 term) add nothing to it.
         params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
             default the trainable ones of two or more dimensions.
-        boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own;
-            or mark them in the closure with :func:`seht.boundary`.
+        boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own
+            (before a final ``log_softmax``); or mark them in the closure with
+            :func:`seht.boundary`.
         every: penalise each k-th step, with k times the weight.
         warmup: plain steps before the first penalised one.
         ramp: penalised training starts with a small weight that grows over this many steps.

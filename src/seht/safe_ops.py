@@ -13,6 +13,7 @@ edited, and the tensors that come out are ordinary tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from seht import losses
 from seht.hooks import REGISTER, heard_anyway, unheard
+from seht.modulus import MODULI, modulus
 
 
 def normalise(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,6 +179,21 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(y) if inplace else y
 
 
+def _absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    if out is not None or not input.is_complex():
+        return torch.abs(input, out=out)
+    return modulus(input, input.detach() == 0)
+
+
+def _distance(native: Callable[..., Tensor], parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    # Without a double backward. Those of p = 2 have a singular one where two rows are the same.
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        p = kwargs.get("p", next((a for a in args if not isinstance(a, Tensor)), 2.0))
+        return (parts if p in (1, math.inf) else native)(*args, **kwargs)
+
+    return call
+
+
 def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +219,11 @@ SAFE: dict[Any, Callable[..., Any]] = {
     torch.layer_norm: _torch_layer_norm,
     torch._weight_norm: weight_norm,
     F.hardsigmoid: _hardsigmoid,
+    **dict.fromkeys(MODULI, _absolute),
     F.multi_margin_loss: losses.multi_margin,
+    F.multilabel_margin_loss: losses.multilabel_margin,
+    torch.cdist: _distance(torch.cdist, losses.cdist),
+    torch.pdist: _distance(torch.pdist, losses.pdist),
     **{f: _without_cudnn(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     **{
         f: _refuse(f"{f.__name__} is wrong at the third order and has no replacement here")

@@ -257,7 +257,7 @@ def test_how_many_seeds_a_difference_needs(tmp_path, capsys):
     assert needed.needed == seeds_needed(1.0, needed.difference.spread, 2)
     assert "seeds for 1" in (tmp_path / "table.md").read_text()
     assert run("report", str(tmp_path), "--power", "0") == 2
-    assert "a difference above 0 is wanted, not '0'" in capsys.readouterr().err
+    assert "--power: must be a finite number above 0, not '0'" in capsys.readouterr().err
 
 
 def test_what_a_method_cost_with_its_search(copy):

@@ -1,6 +1,7 @@
 """The page in headless Chromium, at the width of a phone and of a desktop, light and dark."""
 
 import os
+import shutil
 from pathlib import Path
 
 import chromium
@@ -13,7 +14,8 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(chromium.find() is None, reason="no Chromium; `make test-browser` gets it"),
 ]
-PHONE, DESKTOP = 390, 1280
+PHONE, DESKTOP, WIDE = 390, 1280, 1920
+REAL = Path(__file__).parents[2] / "results" / "cifar10-low"
 MANY = [
     *("weight-decay", "none", "linbreg", "jacobian", "dropblock", "confidence-penalty", "cutout"),
     *("mixup", "sam", "dropout", "htr-full", "htr-middle", "lookahead", "nso", "fisher", "seht-h"),
@@ -40,7 +42,8 @@ def pages(tmp_path_factory):
     content = {"status": "failed", "reason": reason, "method": "mixup", "seed": 1}
     comparisons.write_json(comparisons.folder(top / "images", "mixup", 1) / "result.json", content)
     comparisons.comparison(top / "text", text=True)
-    return {name: report.write(top / name)["report.html"] for name in ("images", "text")}
+    shutil.copytree(REAL, top / "real")
+    return {name: report.write(top / name)["report.html"] for name in ("images", "text", "real")}
 
 
 @pytest.fixture(params=["images", "text"])
@@ -77,10 +80,25 @@ def test_the_page_itself_never_scrolls_sideways(browser, page, width):
     assert [box for box in wide if box[0] < 0 or box[1] > width + 0.5] == []
 
 
-def test_desktop_shows_the_whole_table(browser, page):
-    browser.open(page, width=DESKTOP)
+@pytest.mark.parametrize("wide", [DESKTOP, WIDE])
+@pytest.mark.parametrize("name", ["images", "text", "real"])
+def test_desktop_shows_every_column_of_every_table(browser, pages, name, wide):
+    browser.open(pages[name], width=wide)
     hidden = "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
     assert browser.run(hidden) == [0, 0]
+    right = browser.run("document.querySelector('.scroll').getBoundingClientRect().right")
+    cells = browser.run(f"{VISIBLE}('table th, table td')")
+    assert len(cells) > 40 and all(cell[0] >= 0 and cell[1] <= right + 0.5 for cell in cells)
+    heads = [" ".join(cell[4].split()) for cell in browser.run(f"{VISIBLE}('thead th')")]
+    assert "training loss" in heads and ("smallest eigenvalue" in heads) == (name != "text")
+
+
+def test_a_phone_says_that_a_table_goes_on(browser, page, width):
+    browser.open(page, width=width)
+    hints = [box[3] for box in browser.run(f"{VISIBLE}('.swipe')")]
+    assert len(hints) == 2 and all((height > 0) == (width == PHONE) for height in hints)
+    shade = "getComputedStyle(document.querySelector('.scroll')).backgroundAttachment"
+    assert browser.run(shade) == "local, local, scroll, scroll"
 
 
 def test_phone_shows_name_result_and_difference_without_scrolling(browser, page):

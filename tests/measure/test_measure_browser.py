@@ -37,6 +37,15 @@ def browser():
     browser.close()
 
 
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_every_column_is_in_sight(browser, page, width):
+    browser.open(page, width=width)
+    boxes = browser.run(
+        "[...document.querySelectorAll('.scroll')].map(e => [e.scrollWidth, e.clientWidth])"
+    )
+    assert boxes and all(whole <= shown for whole, shown in boxes)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page(browser, page, width, dark, tmp_path):

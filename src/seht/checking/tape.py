@@ -167,8 +167,13 @@ class Tape(TorchFunctionMode):
 
 
 def _only_input(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the call is a function of its first argument alone, which depends on weights."""
+    """Whether the call is a function of its first argument alone, which depends on weights.
+
+    Of real numbers: the absolute value and the sign of complex ones are curved.
+    """
     if not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
+        return False
+    if args[0].is_complex():
         return False
     return not any(isinstance(value, Tensor) for value in (*args[1:], *kwargs.values()))
 

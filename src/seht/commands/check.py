@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from seht.commands.numbers import SEED, whole
 from seht.commands.targets import UsageError, call_target, describe
 
 CHECK = """\
@@ -48,10 +49,14 @@ def add_check(commands: Any) -> None:
         "--engine", action="append", metavar="NAME", help="check this one only (may be repeated)"
     )
     parser.add_argument(
-        "--directions", type=int, default=3, metavar="N", help="random probes (default 3)"
+        "--directions",
+        type=whole(1, 10_000),
+        default=3,
+        metavar="N",
+        help="random probes (default 3)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the probes (default 0)"
+        "--seed", type=whole(0, SEED), default=0, metavar="N", help="of the probes (default 0)"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run_check)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from seht import extras
+from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.targets import UsageError, call_target, find_target
 
 MEASURE = """\
@@ -56,7 +58,9 @@ def add_measure(commands: Any) -> None:
     own.add_argument(
         "--loss", metavar="module:function", help="loss_fn(model, batch), a mean over the batch"
     )
-    own.add_argument("--batch-dim", type=int, metavar="N", help="the examples' axis (default 0)")
+    own.add_argument(
+        "--batch-dim", type=whole(-64, 63), metavar="N", help="the examples' axis (default 0)"
+    )
     what = parser.add_argument_group("what, and how well")
     what.add_argument(
         "--what",
@@ -65,21 +69,35 @@ def add_measure(commands: Any) -> None:
         help="measurements (default trace,layers; with --html all)",
     )
     what.add_argument("--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
-    what.add_argument("--tol", type=float, metavar="X", help="relative standard error to reach")
-    what.add_argument("--probes", type=int, metavar="N", help="replicates per micro-batch (2)")
-    what.add_argument("--samples", type=int, metavar="N", help="read so many for the trace")
     what.add_argument(
-        "--few", type=int, default=512, metavar="N", help="... and for everything else (512)"
+        "--tol", type=real(above=True), metavar="X", help="relative standard error to reach"
     )
-    what.add_argument("--micro-batch", type=int, metavar="N", help="cut batches into so many")
-    what.add_argument("--seed", type=int, default=0, metavar="N", help="of probes and directions")
+    what.add_argument(
+        "--probes", type=whole(1, COUNT), metavar="N", help="replicates per micro-batch (2)"
+    )
+    what.add_argument(
+        "--samples", type=whole(1, SEED), metavar="N", help="read so many for the trace"
+    )
+    what.add_argument(
+        "--few",
+        type=whole(1, SEED),
+        default=512,
+        metavar="N",
+        help="... and for everything else (512)",
+    )
+    what.add_argument(
+        "--micro-batch", type=whole(1, SEED), metavar="N", help="cut batches into so many"
+    )
+    what.add_argument(
+        "--seed", type=whole(0, SEED), default=0, metavar="N", help="of probes and directions"
+    )
     where = parser.add_argument_group("for runs of the lab")
     where.add_argument("--split", default="train", metavar="NAME", help="train, valid or test")
     where.add_argument("--data-dir", metavar="DIR", help="where the data is")
     out = parser.add_argument_group("output")
     out.add_argument("--json", metavar="FILE", help="every figure as JSON; - for standard output")
     out.add_argument("--html", metavar="FILE", help="a self-contained page")
-    parser.set_defaults(run=run_measure)
+    parser.set_defaults(run=run_measure, extra="measure")
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
@@ -107,7 +125,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
             html_file=arguments.html,
         )
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        line = None
+        if isinstance(error, ImportError):
+            line = extras.advice(error, "seht measure", "measure")
+        raise UsageError(line or " ".join(str(error).split())) from error
     return 0
 
 

@@ -42,6 +42,7 @@ from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
+from seht.engines.flat import NotTwice, look, twice
 from seht.engines.graph import quiet
 from seht.engines.once import refuse_once
 from seht.engines.parallel import refuse_parallel
@@ -49,6 +50,7 @@ from seht.engines.precision import Casts, Precision, check_precision, prepared
 from seht.engines.replay import extra_run
 from seht.engines.sharded import refuse_forms
 from seht.engines.shards import find as find_shards
+from seht.engines.solid import solid
 from seht.engines.state import RandomState, break_in, uninterrupted
 from seht.engines.watched import own_gradients
 from seht.engines.witness import unrepeatable
@@ -78,6 +80,8 @@ class AutogradEngine:
 
     def __init__(self, *, precision: str = "full") -> None:
         self.precision = check_precision(precision)
+        self._curved = False
+        """For the Gauss-Newton trace: whether a first step has looked at the loss's curvature."""
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
@@ -116,7 +120,9 @@ class AutogradEngine:
                 if boundary is None:
                     trace, unused = hutchinson(source, task)
                 else:
-                    trace, unused = gauss_newton(source, boundary, task)
+                    trace, unused = gauss_newton(source, boundary, task, first=not self._curved)
+                    self._curved = True
+            solid([trace])
             if precision.wide or (lean and precision.apart):
                 loss, trace = precision.handed_on([loss, trace])
         if not task.differentiable:
@@ -159,6 +165,7 @@ def hutchinson(loss: Tensor, task: Task) -> tuple[Tensor, tuple[str, ...]]:
     """The loop of Algorithms 1 and 2 over the task's probes."""
     omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
     g = torch.autograd.grad(loss, list(omega.values()), create_graph=True, allow_unused=True)
+    solid(g)
     gradient = {n: part for n, part in zip(omega, g, strict=True) if part is not None}
     unused = report_unused(task, [n for n in task.weights if n not in gradient])
     trace = loss.new_zeros(())
@@ -182,7 +189,9 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
     return dot(list(h), direction)
 
 
-def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, tuple[str, ...]]:
+def gauss_newton(
+    loss: Tensor, boundary: Boundary, task: Task, *, first: bool = False
+) -> tuple[Tensor, tuple[str, ...]]:
     r""":math:`z'^T H_{out} z'` with :math:`z' = J\sigma`, exactly.
 
     :math:`J\sigma` is the derivative of :math:`\sigma \cdot J^T u` in u (two reverse passes):
@@ -191,6 +200,8 @@ def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, 
     z = boundary.outputs
     gradient, curved = slope(loss, z) if z else ([], False)
     boundary.check(curved)
+    if first:
+        look(gradient, z)
     omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
     u = [torch.zeros_like(part, requires_grad=True) for part in z]
     found = torch.autograd.grad(z, list(omega.values()), u, create_graph=True, allow_unused=True)
@@ -209,13 +220,14 @@ def gauss_newton(loss: Tensor, boundary: Boundary, task: Task) -> tuple[Tensor, 
             for g, d in zip(gradient, direction, strict=True)
             if g is not None and g.requires_grad
         ]
-        product = torch.autograd.grad(
-            [g for g, _ in kept],
-            z,
-            [d for _, d in kept],
-            create_graph=True,
-            materialize_grads=True,
-        )
+        with twice():
+            product = torch.autograd.grad(
+                [g for g, _ in kept],
+                z,
+                [d for _, d in kept],
+                create_graph=True,
+                materialize_grads=True,
+            )
         trace = trace + dot(list(product), list(direction))
     return trace * (task.estimator.scale / task.estimator.probes), unused
 
@@ -231,6 +243,8 @@ def _explained() -> Iterator[None]:
             "engine='autograd' cannot replace what is wrong at the third order; switch it off on "
             "penalised steps"
         ) from error
+    except NotTwice:  # of the loss: the other engine would need it, too
+        raise
     except RuntimeError as error:
         if "double backward" in str(error) or "not implemented" in str(error):
             raise RuntimeError(

@@ -3,6 +3,10 @@ r"""The boundary between network and loss, which the Gauss-Newton matrix needs.
 :math:`G = J^T H_{out} J`: J the derivative of the network's outputs z, :math:`H_{out}` the loss's
 second derivative in z. The outputs are those of the outermost calls of the model in the closure,
 of the module named by ``boundary=``, or what the closure marks with :func:`seht.boundary`.
+
+A model that ends in ``log_softmax`` puts out log-probabilities, in which ``F.nll_loss`` is linear:
+G would be 0 by definition, while everybody means the logits. So the final ``log_softmax`` of a
+model counts to the loss, unless ``boundary=`` or a mark says otherwise.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.engines.base import Task
 from seht.engines.dropping import Dropped
+from seht.engines.flat import linear
 from seht.engines.halves import HALVES
 from seht.engines.once import node_of, reached
 from seht.engines.prefix import shares_memory
+from seht.engines.softmax import again, log_softmax_dim
 from seht.probes import clean_name
 
 _active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)
@@ -141,19 +147,22 @@ class Boundary:
     def _take(self, tensor: Tensor, found: list[Tensor]) -> Tensor:
         if not tensor.requires_grad or not tensor.is_floating_point():
             return tensor
+        # A compiler cannot trace these questions, and shows us no such tensors.
+        traced = torch.compiler.is_compiling()
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
+            own = found is self._hooked and not self._named and not traced
+            dim = log_softmax_dim(tensor) if own else None
             if self._is_weight(tensor):
                 tensor = tensor.clone()  # put out as it is it would move with the weight
             if tensor.dtype in HALVES:
                 tensor = tensor.float()  # what follows is divided by the step
-            # A compiler cannot trace that question, and shows us no such tensors.
-            traced = torch.compiler.is_compiling()
             if self.cut and (traced or not is_functorch_wrapped_tensor(tensor)):
                 self.roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
             else:
                 found.append(tensor.view_as(tensor))
-            given = found[-1].clone()  # the closure may write into it
+            # The closure may write into what it gets.
+            given = found[-1].clone() if dim is None else again(found[-1], dim)
             if self.tracker is not None:
                 self.tracker.same(tensor, given)
         self._origins[id(given)] = (given, tensor)
@@ -202,12 +211,7 @@ class Boundary:
                 "last call"
             )
         if not curved:
-            raise RuntimeError(
-                'curvature="ggn": the loss is linear in the model\'s outputs (does the model '
-                "return its own loss?), which would give a trace of 0; name the module whose "
-                'output is the logits with boundary="module.name", or mark them in the closure '
-                "with seht.boundary(logits)"
-            )
+            raise linear()
 
 
 def _find(model: nn.Module, name: str | None) -> nn.Module:

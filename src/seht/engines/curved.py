@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seht.engines.flat import look, twice
 from seht.engines.graph import leaves_of, quiet
 from seht.engines.once import refuse_once
 from seht.engines.softmax import SoftmaxCurvature
+from seht.engines.solid import solid
 
 
 @dataclass
@@ -39,6 +41,7 @@ def slope(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor | None], boo
     parts: list[Tensor | None] = list(
         torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
     )
+    solid(parts)
     return parts, any(p is not None and p.requires_grad for p in parts)
 
 
@@ -53,6 +56,11 @@ class Curvature:
             self.curved = True
         else:
             self._gradient, self.curved = slope(loss, outputs) if outputs else ([], False)
+
+    def look(self) -> None:
+        """At the first step: refuse a loss that has no curvature in its outputs, ever."""
+        if self._softmax is None:
+            look(self._gradient, self._outputs)
 
     def slopes(self) -> list[Tensor]:
         """dL/dz, without a graph."""
@@ -75,6 +83,7 @@ class Curvature:
         beyond: list[tuple[Tensor, Tensor]] = []
         bent = [(h, d) for h, d in zip(product, direction, strict=True) if h.requires_grad]
         if bent:
+            solid(product)
             products, along = map(list, zip(*bent, strict=True))
             third = _grad(products, self._outputs, along, graph=False)
             beyond = _beyond(products, along, self._outputs)
@@ -118,8 +127,9 @@ def _beyond(
 def _grad(
     values: list[Tensor], inputs: list[Tensor], along: list[Tensor], *, graph: bool
 ) -> list[Tensor]:
-    return list(
-        torch.autograd.grad(
-            values, inputs, along, create_graph=graph, retain_graph=True, materialize_grads=True
+    with twice():
+        return list(
+            torch.autograd.grad(
+                values, inputs, along, create_graph=graph, retain_graph=True, materialize_grads=True
+            )
         )
-    )

@@ -68,6 +68,8 @@ class DifferenceEngine:
         self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
+        self._curved = False
+        """For the Gauss-Newton trace: whether a first step has looked at the loss's curvature."""
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
@@ -136,8 +138,14 @@ class DifferenceEngine:
                 kappa = self.steps.start(task.curvature, dtype)
                 if task.curvature == "ggn":
                     found = gauss_newton(
-                        passes, kappa, lean=lean, watch=watch, two_sided=self.two_sided
+                        passes,
+                        kappa,
+                        lean=lean,
+                        watch=watch,
+                        two_sided=self.two_sided,
+                        first=not self._curved,
                     )
+                    self._curved = True
                 else:
                     found = hessian(passes, kappa, lean=lean, watch=watch)
         found.commit = precision.committing(passes.commit)

@@ -28,9 +28,11 @@ from seht.engines.passes import Passes
 
 
 def gauss_newton(
-    passes: Passes, kappa: float, *, lean: bool, watch: bool, two_sided: bool
+    passes: Passes, kappa: float, *, lean: bool, watch: bool, two_sided: bool, first: bool
 ) -> Estimate:
-    """The mean over the probes, with 1 + K passes (lean: one more forward pass)."""
+    """The mean over the probes, with 1 + K passes (lean: one more forward pass); the ``first`` time
+    with a look at whether the loss is curved.
+    """
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
     plain, z = passes.apart()
@@ -38,6 +40,8 @@ def gauss_newton(
     passes.boundary.check(curvature.curved)
     behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
     passes.refuse_behind(behind)
+    if first:
+        curvature.look()
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())

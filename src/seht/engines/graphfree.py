@@ -145,7 +145,7 @@ def _measured(
     with dropping() as saved:
         passes = Passes(task, lean=True, memory=memory, dropped=saved)
         if task.curvature == "ggn":
-            return _gauss_newton(passes, stretch, watch)
+            return _gauss_newton(passes, stretch, watch, memory)
         return _hessian(passes, stretch)
 
 
@@ -195,7 +195,9 @@ def _numbers(values: list[Tensor]) -> list[float]:
 
 
 @contextmanager
-def _outputs(passes: Passes, watch: Affine | None) -> Iterator[tuple[list[Tensor], Curvature]]:
+def _outputs(
+    passes: Passes, watch: Affine | None, memory: Memory
+) -> Iterator[tuple[list[Tensor], Curvature]]:
     """The centre's outputs and the loss's curvature in them."""
     assert passes.boundary is not None
     if watch is not None and not watch.holds(passes.boundary.origins):
@@ -203,6 +205,9 @@ def _outputs(passes: Passes, watch: Affine | None) -> Iterator[tuple[list[Tensor
     z = list(passes.boundary.outputs)
     curvature = Curvature(passes.loss, z)
     passes.boundary.check(curvature.curved)
+    if watch is None and not memory.curved:  # as the trace of the Hessian, 0 is an answer
+        curvature.look()
+        memory.curved = True
     behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     if watch is not None and passes.tied:
@@ -210,12 +215,14 @@ def _outputs(passes: Passes, watch: Affine | None) -> Iterator[tuple[list[Tensor
     yield z, curvature
 
 
-def _gauss_newton(passes: Passes, stretch: float, watch: Affine | None) -> Replicates:
+def _gauss_newton(
+    passes: Passes, stretch: float, watch: Affine | None, memory: Memory
+) -> Replicates:
     loss = float(passes.loss.detach())
     if not passes.used:
         return _answer(passes, loss, [0.0] * passes.task.estimator.probes)
     traces = []
-    with _outputs(passes, watch) as (z, curvature):
+    with _outputs(passes, watch, memory) as (z, curvature):
         for sigma in passes.task.probes():
             e = _step(passes, sigma, stretch)
             with passes.at(sigma, e):
@@ -245,7 +252,7 @@ def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | Non
             for name in layers:
                 layers[name].append(float((sides[0][name] - sides[1][name]) / (2 * e)))
     elif passes.used:
-        with _outputs(passes, watch) as (z, curvature):
+        with _outputs(passes, watch, memory) as (z, curvature):
             for sigma in task.probes():
                 e = _step(passes, sigma, stretch)
                 with passes.at(sigma, e, track=True):

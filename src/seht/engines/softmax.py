@@ -26,6 +26,8 @@ _SAME_ORDER = frozenset(
     f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Clone", "Alias")
 )
 """What ``reshape`` leaves in the graph: the same numbers in the same order."""
+_SAME_NUMBERS = frozenset(("CloneBackward0", "AliasBackward0", "ToCopyBackward0"))
+"""Of the same shape, besides."""
 _MEAN, _SUM = 1, 2
 _AT_HAND = 1 << 18
 """Logits of one stretch of rows: a megabyte, which a cache holds."""
@@ -117,6 +119,29 @@ class SoftmaxCurvature:
         parts = [torch.zeros_like(z) for z in self._outputs if z is not self._outputs[self._place]]
         parts.insert(self._place, part.reshape(self._outputs[self._place].shape))
         return parts
+
+
+def log_softmax_dim(tensor: Tensor) -> int | None:
+    """The dimension along which this was made by ``log_softmax``; None if it was not."""
+    node: Any = tensor.grad_fn
+    while node is not None and node.name() in _SAME_NUMBERS:
+        node = node.next_functions[0][0]
+    if node is None or node.name() != "LogSoftmaxBackward0":
+        return None
+    return _signed(node._saved_dim)
+
+
+def again(log_p: Tensor, dim: int) -> Tensor:
+    r"""Log-probabilities as a function of themselves, taken for logits.
+
+    ``log_softmax`` of log-probabilities gives them back, so that they are logits too: those of the
+    network less a constant c in each row, on which no loss behind ``log_softmax`` depends. With
+    :math:`P = I - 1 p^T`, the derivative of ``log_softmax``, and :math:`H 1 = 0`, the curvature
+    along a direction Pd in them is that along d in the network's own logits, :math:`d^T H d`.
+    """
+    given = torch.log_softmax(log_p, dim)
+    given.data.copy_(log_p)  # the same but for rounding: let it be the same
+    return given
 
 
 def _signed(number: int) -> int:

@@ -22,38 +22,41 @@ def check(recipe: Recipe) -> None:
     _one_of("optim.name", optim.name, tuple(OPTIMIZERS))
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
     _one_of("data.noise_kind", data.noise_kind, NOISES)
-    at_least = {
-        "batch": (recipe.batch, 1),
-        "epochs": (recipe.epochs, 1),
-        "eval_batch": (recipe.eval_batch, 1),
-        "threads": (recipe.threads, 1),
-        "spectrum": (recipe.spectrum, 0),
-        "data.size": (data.size, 1),
-        "data.validation": (data.validation, 0),
-        "data.average": (data.average, 1),
-        "data.crop": (data.crop, 0),
-        "data.bptt": (data.bptt, 1),
-        "data.vocabulary": (data.vocabulary, 2),
-        "model.width": (model.width, 1),
-        "model.depth": (model.depth, 10),
-        "model.factor": (model.factor, 1),
-        "model.dropout": (model.dropout, 0),
-        "model.embedding": (model.embedding, 1),
-        "model.hidden": (model.hidden, 1),
-        "model.layers": (model.layers, 1),
-        "model.heads": (model.heads, 1),
-        "model.init": (model.init, 0),
-        "optim.lr": (optim.lr, 0),
-        "optim.momentum": (optim.momentum, 0),
-        "optim.weight_decay": (optim.weight_decay, 0),
-        "optim.gamma": (optim.gamma, 0),
-        "optim.clip": (optim.clip, 0),
-        "optim.beta2": (optim.beta2, 0),
-        "optim.eps": (optim.eps, 0),
+    ranges: dict[str, tuple[float | None, float, float]] = {
+        "batch": (recipe.batch, 1, _MANY),
+        "epochs": (recipe.epochs, 1, _MANY),
+        "eval_batch": (recipe.eval_batch, 1, _MANY),
+        "threads": (recipe.threads, 1, _THREADS),
+        "spectrum": (recipe.spectrum, 0, _MANY),
+        "data.size": (data.size, 1, _MOST),
+        "data.validation": (data.validation, 0, _MOST),
+        "data.average": (data.average, 1, 1000),
+        "data.crop": (data.crop, 0, 1000),
+        "data.bptt": (data.bptt, 1, _MANY),
+        "data.vocabulary": (data.vocabulary, 2, _MOST),
+        "model.width": (model.width, 1, _WIDE),
+        "model.depth": (model.depth, 10, _WIDE),
+        "model.factor": (model.factor, 1, _WIDE),
+        "model.dropout": (model.dropout, 0, math.inf),
+        "model.embedding": (model.embedding, 1, _WIDE),
+        "model.hidden": (model.hidden, 1, _WIDE),
+        "model.layers": (model.layers, 1, 1000),
+        "model.heads": (model.heads, 1, _WIDE),
+        "model.init": (model.init, 0, math.inf),
+        "optim.lr": (optim.lr, 0, math.inf),
+        "optim.momentum": (optim.momentum, 0, math.inf),
+        "optim.weight_decay": (optim.weight_decay, 0, math.inf),
+        "optim.gamma": (optim.gamma, 0, math.inf),
+        "optim.clip": (optim.clip, 0, math.inf),
+        "optim.beta2": (optim.beta2, 0, math.inf),
+        "optim.eps": (optim.eps, 0, math.inf),
     }
-    for name, (value, least) in at_least.items():
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
+    for name, (value, least, most) in ranges.items():
+        if value is None or (least <= value <= most and value < math.inf):
+            continue
+        if value > most:
+            raise ValueError(f"{name} must be at most {most:,}, not {value}")
+        raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
     if model.dropout >= 1:
         raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
     for name, beta in (("momentum", optim.momentum), ("beta2", optim.beta2)):
@@ -97,6 +100,8 @@ def _check_images(recipe: Recipe) -> None:
         )
 
 
+# Beyond these is a slip of the hand, which torch answers with an overflow or a crash.
+_MANY, _MOST, _WIDE, _THREADS = 10**6, 10**12, 2**16, 1024
 _MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru", "gpt")}
 
 

@@ -18,6 +18,7 @@ from seht.lab.config import Recipe
 from seht.lab.data import DataError
 from seht.lab.locks import alone
 from seht.lab.methods.parse import parse
+from seht.lab.places import check_comparison
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
 from seht.lab.schedulers import Scheduler
 from seht.lab.schedulers.local import InTurn
@@ -120,6 +121,7 @@ def compare(
     error, or with ``what_fits`` left out. ``power``: see :mod:`seht.lab.report`.
     """
     scheduler = scheduler or InTurn()
+    check_comparison(comparison.out)
     with alone(comparison.out, patience=0):
         asked = [[entry] for entry in comparison.entries] if grid is None else grid
         rows = fitting(comparison, asked, what_fits, say)

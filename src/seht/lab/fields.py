@@ -10,11 +10,13 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from seht.commands.numbers import as_real, as_whole, shown
 from seht.estimators import unknown
 from seht.lab import config
 from seht.lab.checking import check
@@ -166,7 +168,7 @@ def _checked(hint: Any, value: Any, name: str) -> Any:
         return None
     if kind is tuple and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
         return tuple(value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if kind is dict and isinstance(value, Mapping):
         if all(isinstance(options, Mapping) for options in value.values()):
@@ -188,21 +190,26 @@ def _parsed(name: str, hint: Any, text: str) -> Any:
                 word.lower()
             ]
         if kind is tuple:
-            return tuple(int(part) for part in word.split(",") if part.strip())
-        return kind(word)
+            return tuple(as_whole(part) for part in word.split(",") if part.strip())
+        if kind is int:
+            return as_whole(word)
+        return as_real(word) if kind is float else kind(word)
     except (ValueError, KeyError):
-        raise ValueError(f"{name} must be {_words(hint)}, not {text!r}") from None
+        raise ValueError(f"{name} must be {_words(hint)}, not {shown(text)}") from None
 
 
 def _literal(text: str) -> Any:
     """The value of an option, whose type only its method knows: a number, a truth value, a word."""
     if (word := text.strip()).lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[word.lower()]
-    try:
-        value = ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word
-    return value if isinstance(value, (int, float)) else word
+    for read in (as_whole, as_real):
+        try:
+            value = read(word)
+        except ValueError:
+            continue
+        # No record can hold another number; as a word it is refused by the method.
+        return value if math.isfinite(value) else word
+    return word
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:

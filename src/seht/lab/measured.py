@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seht.lab.methods.base import Batch
+from seht.lab.records import loads
 from seht.measure.survey import Subject
 
 
@@ -45,11 +45,12 @@ def _subject(directory: Path, split: str, data_dir: str | None, *, short: bool) 
     from seht.lab.recipes import from_dict
 
     try:
-        config = json.loads((directory / "config.json").read_text())
+        config = loads((directory / "config.json").read_text(encoding="utf-8"))
         recipe = from_dict(config["recipe"])
         method, seed = str(config["method"]), int(config["seed"])
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{directory / 'config.json'} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{directory / 'config.json'} cannot be read: {reason}") from error
     data = load(recipe, seed, data_dir=data_dir)
     model = build(recipe.model, data)
     try:

@@ -129,6 +129,10 @@ def join(device: str, devices: int, precision: Any) -> Ranks:
         devices, nodes = here, int(os.environ["WORLD_SIZE"]) // here
     if devices * nodes == 1:
         return single(device, precision)
+    cores = os.cpu_count() or 1
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if on_cpu and devices > max(16, 2 * cores):  # each is a process of its own
+        raise RunError(f"--devices {devices} on a machine with {cores} processors; ask for fewer")
     import logging
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)

@@ -61,10 +61,29 @@ def write_json(path: Path, value: Any) -> None:
     write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Plain data, or ``None`` where there is no such file."""
+def loads(text: str) -> Any:
+    """JSON that we could have written; whatever else is a ``ValueError``."""
+
+    def whole(digits: str) -> int:
+        if len(digits) > 300:  # no float, which sizes and figures become
+            raise ValueError("a number is too large")
+        return int(digits)
+
     try:
-        return json.loads(path.read_text())
+        found = json.loads(text, parse_int=whole)
+        json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be written
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """A JSON object, or ``None`` where there is no such file."""
+    try:
+        found = loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        return found
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
@@ -127,6 +146,34 @@ class Result:
         return self.status == "done"
 
 
+def check_result(result: Result) -> None:
+    """``ValueError`` unless it says what a result says."""
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "method": str,
+        "seed": int,
+        "epochs": int,
+        "steps": int,
+        "seconds": (int, float),
+        "metrics": dict,
+        "reason": (str, type(None)),
+    }
+    for name, kind in kinds.items():
+        value = getattr(result, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"its {name} is {value!r:.60}")
+    if result.status not in ("done", "failed"):
+        raise ValueError(f"its status is {result.status!r:.60}")
+    wanted = {"last", "best"} if result.done else set()
+    if not wanted <= result.metrics.keys():
+        raise ValueError("it says done but has no metrics")
+    for which, figures in result.metrics.items():
+        if not isinstance(figures, dict) or not all(
+            isinstance(figure, (int, float)) and not isinstance(figure, bool)
+            for figure in figures.values()
+        ):
+            raise ValueError(f"its {which} metrics are no numbers")
+
+
 class Record:
     """One run's directory."""
 
@@ -163,8 +210,10 @@ class Record:
         try:
             # What came later than the record is missing there, and has a default.
             known = [field.name for field in fields(Result) if field.name in found]
-            return Result(**{name: found[name] for name in known})
-        except TypeError as error:
+            result = Result(**{name: found[name] for name in known})
+            check_result(result)
+            return result
+        except (TypeError, ValueError) as error:
             raise RunError(
                 f"{path} is no result of this version of seht ({error}); remove it, and the same "
                 "command makes it again"

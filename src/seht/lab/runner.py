@@ -21,6 +21,7 @@ from seht.lab.epochs import score
 from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
+from seht.lab.places import check_run
 from seht.lab.progress import Silence, Watch
 from seht.lab.ranks import join
 from seht.lab.records import Record, Result, RunError, fingerprint, plain, write
@@ -79,6 +80,7 @@ def train(
     name = label or spec.text
     config = describe(recipe, name, seed, test, ranks.count)
     with ExitStack() as held:
+        ranks.lead(lambda: check_run(record.directory))
         ranks.lead(lambda: held.enter_context(alone(record.directory, patience)))
         there = ranks.lead(lambda: record.ended(config, retry))
         if there is None:

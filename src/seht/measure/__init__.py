@@ -4,7 +4,7 @@ Every function takes ``(model, loss_fn, data)``, ``loss_fn(model, batch)`` being
 batch, returns a frozen record that carries its error, and leaves the model as it was.
 """
 
-from seht.measure.extra import MissingExtraError
+from seht.extras import MissingExtraError
 from seht.measure.flow import StabilityResult, stability
 from seht.measure.progress import Progress
 from seht.measure.quadrature import DensityResult, density

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import seht
+from seht.commands.files import check_outputs
+from seht.extras import need
 from seht.measure import page
 from seht.measure.data import is_batch
-from seht.measure.extra import need
 from seht.measure.survey import Findings, Plan, Subject, survey
 from seht.measure.table import terminal
 from seht.measure.tracker import iter_once
@@ -63,11 +64,11 @@ def run(
     html_file: str | None = None,
 ) -> list[Findings]:
     """Measure, print the table, write the files (each whole or not at all)."""
-    for file in (json_file, html_file):
-        if file not in (None, "-") and not Path(str(file)).absolute().parent.is_dir():
-            raise ValueError(f"cannot write {file!r}: there is no such directory")
+    check_outputs(json_file, html_file)
     if html_file is not None:
-        need("jinja2", "matplotlib")
+        need("measure", "the page", "jinja2", "matplotlib")
+    if "eigenvalues" in plan.parts:
+        need("measure", "eigenvalues", "scipy")  # now, not after the first model's gradient
     bar = sys.stderr.isatty()
     found = [survey(one, plan, progress=bar) for one in subjects]
     if json_file is not None:

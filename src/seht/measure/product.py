@@ -23,10 +23,12 @@ from seht.engines.base import Task, check_loss, refuse_scripted, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.flat import look, twice
 from seht.engines.gradients import Gradient
 from seht.engines.once import refuse_once
 from seht.engines.parallel import refuse_parallel
 from seht.engines.passes import Passes
+from seht.engines.solid import solid
 from seht.engines.state import uninterrupted
 from seht.engines.steps import START
 from seht.estimators import SehtH
@@ -56,6 +58,8 @@ class Product:
         self.samples = 0
         self.differences = False
         """Whether products are made by differences."""
+        self._curved = False
+        """For the Gauss-Newton matrix: whether the loss's curvature was looked at."""
         refuse_parallel(problem.model)
         try:
             refuse_compiled(problem.model)
@@ -132,8 +136,10 @@ class Product:
                 loss = check_loss(split(problem.closure(batch)())[0])
             refuse_once([loss], weights, ONCE)
             if boundary is not None:
-                return self.flatten(_gauss_newton(loss, boundary, weights, parts))
+                first, self._curved = not self._curved, True
+                return self.flatten(_gauss_newton(loss, boundary, weights, parts, first))
             gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+            solid(gradient)
             pairs = [
                 (g * v).sum()
                 for g, v in zip(gradient, parts, strict=True)
@@ -186,12 +192,14 @@ class Product:
 
 
 def _gauss_newton(
-    loss: Tensor, boundary: Boundary, weights: list[Tensor], parts: list[Tensor]
+    loss: Tensor, boundary: Boundary, weights: list[Tensor], parts: list[Tensor], first: bool
 ) -> Sequence[Tensor]:
     """J^T H_out J v: Jv is the derivative of v . J^T u in u, by two reverse passes."""
     z = boundary.outputs
     gradient, curved = slope(loss, z) if z else ([], False)
     boundary.check(curved)
+    if first:
+        look(gradient, z)
     u = [torch.zeros_like(part, requires_grad=True) for part in z]
     back = torch.autograd.grad(z, weights, u, create_graph=True, allow_unused=True)
     pairs = [(b * v).sum() for b, v in zip(back, parts, strict=True) if b is not None]
@@ -203,7 +211,8 @@ def _gauss_newton(
     kept = [
         (g, d) for g, d in zip(gradient, along, strict=True) if g is not None and g.requires_grad
     ]
-    curved_along = torch.autograd.grad(
-        [g for g, _ in kept], z, [d for _, d in kept], retain_graph=True, materialize_grads=True
-    )
+    with twice():
+        curved_along = torch.autograd.grad(
+            [g for g, _ in kept], z, [d for _, d in kept], retain_graph=True, materialize_grads=True
+        )
     return torch.autograd.grad(z, weights, curved_along, materialize_grads=True)

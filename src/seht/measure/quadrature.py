@@ -26,6 +26,7 @@ from seht import probes as draw
 from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Krylov
+from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
@@ -65,6 +66,26 @@ class DensityResult:
             if low <= node <= high
         ]
         return sum(inside) / len(self.nodes)
+
+    def __str__(self) -> str:
+        """The ends, the trace, and which share of the eigenvalues is around zero."""
+        kind = "G" if self.curvature == "ggn" else "H"
+        low, high = min(map(min, self.nodes)), max(map(max, self.nodes))
+        near = 0.01 * max(abs(low), abs(high))
+        rows = [
+            (f"spectrum of {kind}", ""),
+            ("smallest node", number(low)),
+            ("largest node", number(high)),
+            ("eigenvalues below zero", f"{self.share(-math.inf, -near):.1%}"),
+            ("... within 1 % of the largest", f"{self.share(-near, near):.1%}"),
+            ("... above zero", f"{self.share(near, math.inf):.1%}"),
+            (f"tr({kind}), by quadrature", with_error(self.trace, self.trace_stderr)),
+        ]
+        title = (
+            f"density of {self.size:,} eigenvalues from {len(self.nodes)} starts on "
+            f"{self.samples:,} samples, {self.products} products, {duration(self.seconds)}"
+        )
+        return said(title, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seht.measure.numbers import with_error
 from seht.measure.stats import student
 
 
@@ -20,6 +21,10 @@ class Layer:
     weights: int
     """How many entries the tensor has."""
     weight_norm: float
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{with_error(self.estimate, self.stderr)} ({self.weights:,} weights)"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from seht import probes as draw
 from seht.engines.state import Weights, uninterrupted
 from seht.measure.data import Batches, check_count
 from seht.measure.keep import unit_normal
+from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
@@ -56,6 +57,22 @@ class SharpnessResult:
     weights: int
     weight_norm: float
     seconds: float
+
+    def __str__(self) -> str:
+        """A table of the rises."""
+        rows = [
+            ("rise of the loss", ""),
+            ("random, mean", with_error(self.random, self.random_stderr)),
+            ("random, largest", number(self.random_worst)),
+            ("SAM's one step", number(self.first_step)),
+            ("adversarial, at least", number(self.adversarial)),
+            ("... of which the last steps", number(self.gain)),
+        ]
+        title = (
+            f"loss {number(self.loss)}, weights moved by {number(self.rho)} ({self.relative:.2%} "
+            f"of their norm) on {self.samples:,} samples, {duration(self.seconds)}"
+        )
+        return said(title, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -22,6 +22,7 @@ from seht import probes as draw
 from seht.engines.state import Weights, uninterrupted
 from seht.measure.data import Batches, check_count
 from seht.measure.keep import unit_normal
+from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.problem import LossFn, Problem, measuring
 from seht.measure.progress import Report, Reporter
 from seht.measure.results import plain
@@ -53,6 +54,22 @@ class LandscapeResult:
         if self.dims == 2 or len(losses) < 2:
             return (math.nan,) * len(self.steps)
         return tuple((losses.std(0) / math.sqrt(len(losses))).tolist())
+
+    def __str__(self) -> str:
+        """A table of the losses; of a plane the rows are beta, the columns alpha."""
+        title = (
+            f"loss {number(self.centre)} on {self.samples:,} samples, and where every filter is "
+            f"moved by so many times its norm, {duration(self.seconds)}"
+        )
+        if self.dims == 2:
+            rows = [["beta, alpha", *(number(step, 2) for step in self.steps)]]
+            for step, row in zip(self.steps, self.losses, strict=True):
+                rows.append([number(step, 2), *map(number, row)])
+        else:
+            rows = [["alpha", "mean loss"]]
+            for step, mean, error in zip(self.steps, self.mean, self.stderr, strict=True):
+                rows.append([number(step, 2), with_error(mean, error)])
+        return said(title, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

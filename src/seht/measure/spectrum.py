@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from seht import probes as draw
 from seht.estimators import unknown
+from seht.extras import need
 from seht.measure.data import check_count
-from seht.measure.extra import need
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends
+from seht.measure.numbers import duration, number, said
 from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
@@ -57,6 +58,25 @@ class EigenvaluesResult:
     """Whether products were made by differences (an operator has no second derivative)."""
     vectors: Tensor | None = None
     """Eigenvectors as rows, first those of ``largest``, then of ``smallest``; if asked for."""
+
+    def __str__(self) -> str:
+        """A table of the values with the bounds of their errors."""
+        matrix = "Gauss-Newton matrix" if self.curvature == "ggn" else "Hessian"
+        title = (
+            f"eigenvalues of the {matrix} ({self.weights:,} weights) on {self.samples:,} samples, "
+            f"{self.products} products, {duration(self.seconds)}"
+        )
+        if not self.converged:
+            title += "; not all were found to the tolerance"
+        rows = [("", "eigenvalue", "error at most")]
+        ends = (
+            ("largest", self.largest, self.largest_residuals),
+            ("smallest", self.smallest, self.smallest_residuals),
+        )
+        for name, values, errors in ends:
+            for place, (value, error) in enumerate(zip(values, errors, strict=True), 1):
+                rows.append((f"{name} {place}", number(value, 4), number(error, 2)))
+        return said(title, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the vectors."""
@@ -115,7 +135,7 @@ def eigenvalues(
     if solver not in SOLVERS:
         raise ValueError(unknown("solver", solver, SOLVERS))
     if solver == "arpack":
-        need("scipy")
+        need("measure", "eigenvalues", "scipy")
     reporter = Reporter(progress, "eigenvalues")
     with measuring(
         model, loss_fn, data, params=params, curvature=curvature, boundary=boundary,

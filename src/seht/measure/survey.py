@@ -75,6 +75,12 @@ class Findings:
     sharpness: SharpnessResult | None = None
     bound: BoundResult | None = None
 
+    def __str__(self) -> str:
+        """The table that ``seht measure`` prints."""
+        from seht.measure.table import terminal  # which is made of findings
+
+        return terminal([self])
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seht.measure.numbers import duration, number, with_error
+from seht.measure.numbers import aligned, duration, number, with_error
 from seht.measure.survey import Findings
 from seht.measure.wei import BoundResult
 
@@ -68,7 +68,7 @@ def terminal(found: Sequence[Findings]) -> str:
     """Models as columns, figures as rows; then the layers, and what a reader should know."""
     rows = [["", *(f.name for f in found)]]
     rows += [[column.title, *(column.cell(f) for f in found)] for column in columns(found)]
-    lines = _aligned(rows)
+    lines = aligned(rows)
     layers = [f.trace.layers for f in found]
     if any(layers):
         names = list(dict.fromkeys(name for part in layers for name in part or ()))
@@ -78,18 +78,9 @@ def terminal(found: Sequence[Findings]) -> str:
             rows.append(
                 [name, *("" if c is None else with_error(c.estimate, c.stderr) for c in cells)]
             )
-        lines += ["", *_aligned(rows)]
+        lines += ["", *aligned(rows)]
     said = [f"{f.name}: {note}" for f in found for note in notes(f)]
     return "\n".join([*lines, *([""] if said else []), *said])
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
 def notes(found: Findings) -> list[str]:

@@ -23,6 +23,10 @@ class Tracked:
     step: int
     result: TraceResult
 
+    def __str__(self) -> str:
+        """One line."""
+        return f"step {self.step:,}: {self.result}"
+
     def values(self, prefix: str = "") -> dict[str, float]:
         """What is logged: the trace, its error, the norm of the weights, the loss, the time."""
         result = self.result

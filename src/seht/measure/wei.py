@@ -34,8 +34,10 @@ from seht.engines.base import Task, check_loss, split
 from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.curved import slope
+from seht.engines.flat import look
 from seht.engines.state import uninterrupted
 from seht.estimators import SehtH
+from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.problem import LossFn, Problem, measuring
 from seht.measure.progress import Report, Reporter
 from seht.measure.results import plain
@@ -71,6 +73,17 @@ class BoundResult:
     def total(self) -> float | None:
         """The sum of the terms."""
         return None if self.terms is None else sum(self.terms.values())
+
+    def __str__(self) -> str:
+        """A table of the averages and the terms."""
+        rows = [
+            ("derivatives in the logits", ""),
+            ("mean norm of the gradient", number(self.jacobian)),
+            ("mean trace of the Hessian", with_error(self.hessian, self.hessian_stderr)),
+            *((f"term: {name}", number(value)) for name, value in (self.terms or {}).items()),
+            *([] if self.total is None else [("all terms", number(self.total))]),
+        ]
+        return said(f"{self.note}; {duration(self.seconds)}", rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -202,6 +215,7 @@ def _averages(
             )
         (z,), (g,), curved = outputs, *_slope(loss, outputs)
         marks.check(curved)
+        look([g], [z])
         classes, rows = z.shape[-1], z.numel() // z.shape[-1]
         # The loss is a mean over rows: rows times its gradient is the gradient of each row's loss.
         jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())

@@ -11,6 +11,7 @@ from torch import Tensor
 from seht.engines.dropping import kept_graph
 from seht.engines.kinks.bits import masked, pack
 from seht.engines.kinks.rules import KinkError, Rule, first, write_back
+from seht.modulus import MODULI, modulus
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
 
@@ -93,8 +94,12 @@ def with_slopes(
 
 def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     slots = real_arguments(args, kwargs)
-    if not slots:  # the modulus or the sign of complex numbers is smooth
-        return func(*args, **kwargs), None
+    if not slots:  # the modulus or the sign of complex numbers is smooth, but for 0
+        c = first(args, kwargs)
+        if func not in MODULI or "out" in kwargs or not isinstance(c, Tensor):
+            return func(*args, **kwargs), None
+        zero = c.detach() == 0
+        return modulus(c, zero), zero
     shape = torch.broadcast_shapes(*(v.shape for _, v in slots))
     places = [k for k, _ in slots]
     points = [v.detach().expand(shape).clone() for _, v in slots]
@@ -121,6 +126,8 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
 def _linear_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if decision is None:
         return func(*args, **kwargs)
+    if isinstance(decision, Tensor):
+        return modulus(first(args, kwargs), decision)
     in_place, slopes, rest, state = decision
     y = rest
     for slope, (_, x) in zip(slopes, real_arguments(args, kwargs), strict=True):

@@ -184,7 +184,7 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         spellings("""
             l1_loss smooth_l1_loss huber_loss hinge_embedding_loss margin_ranking_loss
-            multi_margin_loss triplet_margin_loss cosine_embedding_loss
+            multi_margin_loss multilabel_margin_loss triplet_margin_loss cosine_embedding_loss
         """),
         refused("has kinks, which are frozen where it is called as torch.nn.functional's"),
     ),
@@ -194,6 +194,7 @@ KINKS: dict[Any, Rule] = {
     F.hinge_embedding_loss: composed(losses.hinge_embedding),
     F.margin_ranking_loss: composed(losses.margin_ranking),
     F.multi_margin_loss: composed(losses.multi_margin),
+    F.multilabel_margin_loss: composed(losses.multilabel_margin),
     F.triplet_margin_loss: composed(losses.triplet_margin),
     F.cosine_embedding_loss: composed(losses.cosine_embedding),
     F.gaussian_nll_loss: composed(losses.gaussian_nll),
@@ -213,11 +214,18 @@ KINKS: dict[Any, Rule] = {
     torch.linalg.matrix_norm: norm("matrix"),
     **dict.fromkeys(spellings("dist"), composed(dist)),
     **dict.fromkeys(spellings("pairwise_distance"), composed(pairwise_distance)),
+    **dict.fromkeys(
+        spellings("cdist"),
+        composed(losses.cdist, lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
+    ),
+    **dict.fromkeys(
+        spellings("pdist"), composed(losses.pdist, lambda x, p=2.0, **_: not 2 <= p < math.inf)
+    ),
     # kinks without a rule
     **dict.fromkeys(
         spellings("""
             aminmax msort copysign copysign_ fmod fmod_ remainder remainder_ quantile
-            nanquantile rnn_relu rnn_relu_cell multilabel_margin_loss pdist
+            nanquantile rnn_relu rnn_relu_cell
             renorm renorm_ heaviside __mod__ __rmod__ frexp i0e i1e fake_quantize_per_tensor_affine
             fake_quantize_per_channel_affine _fake_quantize_learnable_per_tensor_affine
             _fake_quantize_learnable_per_channel_affine fused_moving_avg_obs_fake_quant
@@ -235,10 +243,6 @@ KINKS: dict[Any, Rule] = {
     **dict.fromkeys(
         spellings("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d"),
         refused("has kinks in its grid", lambda _, grid, *__, **___: depends((grid,), {})),
-    ),
-    **dict.fromkeys(
-        spellings("cdist"),
-        refused("with this p has kinks", lambda a, b, p=2.0, *_, **__: not 2 <= p < math.inf),
     ),
     **dict.fromkeys(
         spellings("logit logit_"),

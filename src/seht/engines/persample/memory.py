@@ -43,6 +43,8 @@ class Memory:
     answers: dict[Any, list[Tag | None]] = field(default_factory=dict)
     affine: bool | None = None
     """Whether the outputs are affine in each weight alone; ``None`` before it was tried."""
+    curved: bool = False
+    """Whether the loss was seen to have curvature in the outputs, for the Gauss-Newton trace."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles ask anew."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from seht.commands.files import check_outputs
 from seht.estimators import unknown
 from seht.lab import records
 from seht.lab.bench import plot, report
@@ -40,9 +40,7 @@ class Command:
         _ = self.earlier
         if self.repeats is not None and self.repeats < 1:
             raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
-        for file in (self.json, self.plot, self.out):
-            if file is not None and not Path(file).absolute().parent.is_dir():
-                raise ValueError(f"cannot write {file!r}: there is no such directory")
+        check_outputs(self.json, self.plot, self.out)
         if self.plot is not None:
             plot.require()
 
@@ -59,11 +57,21 @@ class Command:
         found = []
         for file in self.join:
             try:
-                data = json.loads(Path(file).read_text())
-                _ = [CaseResult.from_dict(model) for model in data["models"]], data["machine"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                data = records.loads(Path(file).read_text(encoding="utf-8"))
+                models = [CaseResult.from_dict(model) for model in data["models"]]
+                # What no report can be made of is said before an hour of measuring.
+                report.to_markdown(models, self.settings, report.joined([data["machine"]], None))
+            except (
+                OSError,
+                ArithmeticError,
+                AttributeError,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:
+                reason = " ".join(repr(error).split())[:200]
                 raise ValueError(
-                    f"cannot join {file!r}: give a file that `seht bench --json` wrote ({error!r})"
+                    f"cannot join {file!r}: give a file that `seht bench --json` wrote ({reason})"
                 ) from error
             found.append(data)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from seht.extras import need
 from seht.lab.bench.results import CaseResult, RowResult
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ _NAMES = {
 
 def require() -> type[Figure]:
     """Matplotlib's ``Figure``, or an error that says where to get it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(
-            "a plot needs matplotlib, which comes with the extra lab: pip install 'seht[lab]'"
-        ) from error
+    need("lab", "a plot", "matplotlib")
+    from matplotlib.figure import Figure
+
     return Figure
 
 
@@ -48,7 +46,7 @@ def draw(results: Sequence[CaseResult], file: str) -> None:
     for panel, result in zip(panels, results, strict=False):
         points = [row for row in result.rows if row.ratio and row.variance and row.variance > 0]
         for row in points:
-            panel.plot(row.ratio, row.variance, "o", color=_COLOURS[row.curvature])
+            panel.plot(row.ratio, row.variance, "o", color=_COLOURS.get(row.curvature, "tab:gray"))
             name = row.key.rpartition("/")[2]
             panel.annotate(
                 _NAMES.get(name, name),
@@ -57,7 +55,7 @@ def draw(results: Sequence[CaseResult], file: str) -> None:
                 xytext=(3, -10) if name in ("lean", "quarter") else (4, 3),
                 textcoords="offset points",
                 fontsize=7,
-                color=_COLOURS[row.curvature],
+                color=_COLOURS.get(row.curvature, "tab:gray"),
             )
         panel.set(
             title=result.title, xscale="log", yscale="log", xlabel="time of a step / plain step"
@@ -71,7 +69,10 @@ def draw(results: Sequence[CaseResult], file: str) -> None:
         panels[0].plot([], [], "o", color=_COLOURS[curvature], label=name)
     panels[0].plot([], [], "-", color="0.85", label="equal variance x time")
     panels[0].legend(fontsize=7)
-    figure.savefig(file, dpi=150)
+    # By this mark a picture of ours is known, and drawn anew under its name.
+    key = "Software" if file.lower().endswith(".png") else "Creator"
+    known = file.lower().endswith((".png", ".svg", ".pdf"))
+    figure.savefig(file, dpi=150, metadata={key: "seht bench"} if known else None)
 
 
 def _levels(panel: Axes, points: Sequence[RowResult]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
+
+from seht.commands.numbers import real
 
 
 def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
@@ -32,7 +32,7 @@ def add_shared(parser: Any, default: str) -> None:
     )
     parser.add_argument(
         "--save-every",
-        type=float,
+        type=real(),
         default=30.0,
         metavar="SECONDS",
         help="between two checkpoints (default: 30)",
@@ -51,17 +51,10 @@ def add_power(parser: Any) -> None:
     """``--power``."""
     parser.add_argument(
         "--power",
-        type=_size,
+        type=real(above=True),
         metavar="SIZE",
         help="also say how many seeds a difference of that size needs, for example 1.0",
     )
-
-
-def _size(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (size := float(text)) < math.inf:
-            return size
-    raise argparse.ArgumentTypeError(f"a difference above 0 is wanted, not {text!r}")
 
 
 def field_names() -> Iterator[str]:

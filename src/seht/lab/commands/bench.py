@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from seht.commands.numbers import COUNT, whole
 from seht.commands.targets import UsageError
+from seht.extras import need
 
 BENCH = """\
 Time, peak memory, error and variance of every estimator and engine beside a plain training step and
@@ -38,7 +40,10 @@ def add_bench(commands: Any) -> None:
     )
     parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
     parser.add_argument(
-        "--repeats", type=int, metavar="N", help="rounds of timing; measure: the others' products"
+        "--repeats",
+        type=whole(1, COUNT),
+        metavar="N",
+        help="rounds of timing; measure: the others' products",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="measure: where the data is")
     parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
@@ -52,7 +57,7 @@ def add_bench(commands: Any) -> None:
         help="a file of an earlier --json: its models go into the report and are not measured "
         "again (may be repeated)",
     )
-    parser.set_defaults(run=run_bench)
+    parser.set_defaults(run=run_bench, extra="lab")
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
@@ -82,6 +87,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 
 def _bench_measure(arguments: argparse.Namespace) -> int:
+    need("lab", "seht bench measure")
     from seht.lab.bench.measuring.command import Command
 
     for option in ("plot", "join"):

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seht.commands.numbers import whole
+from seht.extras import need
 from seht.lab.commands.arguments import add_power, add_shared, make_parser
 from seht.lab.commands.reading import read
 from seht.lab.commands.rows import rows_of
@@ -39,10 +41,18 @@ def add_compare(commands: Any) -> None:
         "--methods", metavar="A,B", help="the first is the baseline (default: all that fit)"
     )
     parser.add_argument(
-        "--seeds", type=int, default=5, metavar="N", help="how many seeds (default: 5)"
+        "--seeds",
+        type=whole(1, 10_000),
+        default=5,
+        metavar="N",
+        help="how many seeds (default: 5)",
     )
     parser.add_argument(
-        "--first-seed", type=int, default=0, metavar="N", help="the first of them (default: 0)"
+        "--first-seed",
+        type=whole(0, 10**9),
+        default=0,
+        metavar="N",
+        help="the first of them (default: 0)",
     )
     add_power(parser)
     parser.add_argument("--preset", metavar="NAME", help="rows of the paper: table1, figure1, ...")
@@ -52,19 +62,19 @@ def add_compare(commands: Any) -> None:
     )
     parser.add_argument(
         "--grid-seeds",
-        type=int,
+        type=whole(1, 10_000),
         default=1,
         metavar="N",
         help="of the search, other ones than those that judge (default: 1)",
     )
     parser.add_argument(
         "--budget",
-        type=int,
+        type=whole(1, 10_000),
         metavar="N",
         help="candidates that the search may try for a method (default: 7, or the paper's grid)",
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
+        "--jobs", type=whole(1, 1024), default=1, metavar="N", help="runs at a time (default: 1)"
     )
     parser.add_argument(
         "--engine",
@@ -82,12 +92,13 @@ def add_compare(commands: Any) -> None:
     )
     parser.add_argument("--no-cost", action="store_true", help="do not time the steps")
     add_shared(parser, "runs/RECIPE")
-    parser.set_defaults(run=run_compare)
+    parser.set_defaults(run=run_compare, extra="lab")
 
 
 @told
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, print the table and say where the page is."""
+    need("lab", "seht compare")
     from seht.lab import report
     from seht.lab.compare import Comparison, compare
     from seht.lab.ranks import under_torchrun

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.targets import UsageError
+from seht.extras import need
 from seht.lab.commands.arguments import add_power
 
 REPORT = """\
@@ -24,11 +25,12 @@ def add_report(commands: Any) -> None:
     )
     parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
     add_power(parser)
-    parser.set_defaults(run=run_report)
+    parser.set_defaults(run=run_report, extra="lab")
 
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Write the files, print the table and where the page is."""
+    need("lab", "seht report", "jinja2", "matplotlib", "rich", "scipy")
     from seht.lab import report
 
     try:

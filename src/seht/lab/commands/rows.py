@@ -18,13 +18,8 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     from seht.lab.methods.parse import split_list
     from seht.lab.search import candidates, expand
 
-    for name in ("seeds", "grid_seeds", "jobs"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-    if arguments.budget is not None and (arguments.budget < 1 or not arguments.grid):
-        raise ValueError("--budget belongs to --grid, and is at least 1")
-    if arguments.first_seed < 0:
-        raise ValueError("--first-seed must be at least 0")
+    if arguments.budget is not None and not arguments.grid:
+        raise ValueError("--budget belongs to --grid; leave it out, or search with --grid")
     if arguments.preset is not None:
         return _preset(arguments)
     if arguments.small:

@@ -13,6 +13,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
     def run(arguments: argparse.Namespace) -> int:
         from seht.commands.targets import UsageError
+        from seht.extras import MissingExtraError
         from seht.lab import progress
         from seht.lab.ranks import leads
         from seht.lab.records import RunError
@@ -22,7 +23,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
             with warnings.catch_warnings():
                 progress.plain_warnings()
                 return function(arguments)
-        except (RunError, ReportError) as error:
+        except (RunError, ReportError, MissingExtraError) as error:
             if not leads():
                 return 2  # the first rank says it
             raise UsageError(str(error)) from error

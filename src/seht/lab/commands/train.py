@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seht.commands.numbers import SEED, whole
+from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
 from seht.lab.commands.reading import chosen_recipe, method_of, read
 from seht.lab.commands.told import told
@@ -31,28 +33,27 @@ def add_train(commands: Any) -> None:
     parser.add_argument(
         "--method", default="weight-decay", metavar="M", help="(default: weight-decay)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    parser.add_argument("--seed", type=whole(0, SEED), default=0, metavar="N", help="(default: 0)")
     parser.add_argument(
         "--devices",
-        type=int,
+        type=whole(1, 1024),
         default=1,
         metavar="N",
         help="processes that share every batch (DDP), one for each device (default: 1)",
     )
     add_shared(parser, "runs/train/RECIPE/METHOD/seed-N")
-    parser.set_defaults(run=run_train)
+    parser.set_defaults(run=run_train, extra="lab")
 
 
 @told
 def run_train(arguments: argparse.Namespace) -> int:
     """Train, and say where the results are."""
+    need("lab", "seht train")
     from seht.lab import progress
     from seht.lab.ranks import leads
-    from seht.lab.records import RunError
 
-    if arguments.devices < 1:
-        raise RunError("--devices must be at least 1")
-    recipe, (spec,) = read(lambda: (chosen_recipe(arguments), [method_of(arguments.method)]))
+    recipe, spec = read(lambda: (chosen_recipe(arguments), method_of(arguments.method)))
+    read(lambda: spec.build(recipe))  # what does not fit is said before the first file is made
     default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
     out = Path(arguments.out or default)
     from seht.lab.runner import train

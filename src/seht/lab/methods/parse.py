@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from seht.commands.numbers import as_real, as_whole, shown
 from seht.estimators import unknown
 from seht.lab.config import Recipe
 from seht.lab.methods import METHODS
@@ -154,6 +155,7 @@ def _checked(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return {key: _converted(f"{name}: {key}", known[key][0], v) for key, v in given.items()}
 
 
+_MOST = 10**12  # of steps or probes: beyond it torch's counters overflow
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
@@ -169,9 +171,13 @@ def _converted(what: str, hint: Any, value: Any) -> Any:
             return _BOOLEANS[str(value).lower()]
         if isinstance(value, bool) or (kind is int and isinstance(value, float)):
             raise ValueError
+        if isinstance(value, str) and kind in (int, float):
+            value = as_whole(value) if kind is int else as_real(value)
+        if kind is int and abs(value) > _MOST:
+            raise ValueError
         return kind(value)
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{what} must be {_WORDS[kind]}, not {value!r}") from None
+    except (ValueError, KeyError, TypeError, OverflowError):
+        raise ValueError(f"{what} must be {_WORDS[kind]}, not {shown(str(value))}") from None
 
 
 def _written(value: Any) -> str:

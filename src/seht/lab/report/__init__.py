@@ -5,6 +5,9 @@ Everything comes from the comparison's directory; nothing is measured here.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from seht.lab import records
@@ -20,15 +23,36 @@ def write(directory: str | Path, power: float | None = None) -> dict[str, Path]:
     All are rendered before the first is written, and each replaces its predecessor in one go.
     ``power`` asks for the number of seeds that a difference of that size takes.
     """
+    texts = render(directory, power)
+    return {name: _replace(Path(directory) / name, text) for name, text in texts.items()}
+
+
+def render(directory: str | Path, power: float | None = None) -> dict[str, str]:
+    """The three files' texts by their names."""
     from seht.lab.report import page, table
 
-    rows = build(load(directory), power)
-    texts = {
-        "table.md": table.markdown(rows),
-        "table.csv": table.comma_separated(rows),
-        "report.html": page.render(rows),
-    }
-    return {name: _replace(Path(directory) / name, text) for name, text in texts.items()}
+    with _sense(directory):
+        rows = build(load(directory), power)
+        return {
+            "table.md": table.markdown(rows),
+            "table.csv": table.comma_separated(rows),
+            "report.html": page.render(rows),
+        }
+
+
+@contextmanager
+def _sense(directory: str | Path) -> Iterator[None]:
+    """What the readers have let through and nothing can be made of is a mistake in the records."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ReportError(
+            f"no report can be made of the records in {str(directory)!r} ({reason}; "
+            f"{Path(where.filename).name}, line {where.lineno}): one was altered; `seht compare` "
+            "makes those again that you remove"
+        ) from error
 
 
 def show(directory: str | Path, power: float | None = None) -> None:
@@ -37,12 +61,18 @@ def show(directory: str | Path, power: float | None = None) -> None:
 
     from seht.lab.report import table, words
 
-    rows = build(load(directory), power)
+    with _sense(directory):
+        rows = build(load(directory), power)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console.width = 120
-    console.print(table.terminal(rows, console.width))
-    console.print(words.brief(rows), soft_wrap=True)
+    with (
+        _sense(directory),
+        console.capture() as text,
+    ):  # its own answer to a reader that has left is exit code 1
+        console.print(table.terminal(rows, console.width))
+        console.print(words.brief(rows), soft_wrap=True)
+    print(text.get(), end="")
 
 
 def _replace(file: Path, text: str) -> Path:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seht.lab.records import RunError
+from seht.lab.records import RunError, loads
 
 DONE, FAILED, UNFINISHED, MISSING = "done", "failed", "unfinished", "not started"
 
@@ -147,7 +146,8 @@ def _run(folder: Path) -> Run | None:
     method, seed, status = result.get("method"), result.get("seed"), result.get("status")
     if not isinstance(method, str) or not isinstance(seed, int) or status not in (DONE, FAILED):
         raise ReportError(f"{str(file)!r} names no method, seed or status; {_AGAIN}")
-    if status == DONE and not isinstance((result.get("metrics") or {}).get("last"), dict):
+    metrics = result.get("metrics")
+    if status == DONE and not (isinstance(metrics, dict) and isinstance(metrics.get("last"), dict)):
         raise ReportError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
     reason = None if result.get("reason") is None else str(result["reason"])
     return Run(method, seed, status, reason, result, curves, versions)
@@ -155,7 +155,7 @@ def _run(folder: Path) -> Run | None:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ReportError(f"cannot read {str(file)!r}: {reason}") from error
@@ -178,5 +178,5 @@ def _curves(file: Path) -> dict[str, list[float]]:
                 name: [float(cell) if cell else math.nan for cell in cells]
                 for name, cells in zip(header, zip(*whole, strict=True), strict=False)
             }
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ReportError(f"{str(file)!r} is not a table of numbers; {_AGAIN}") from error

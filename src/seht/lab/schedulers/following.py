@@ -27,13 +27,13 @@ class Following:
             return
         for trial in trials:
             try:
-                with open(trial.out / "metrics.csv", newline="") as file:
+                with open(trial.out / "metrics.csv", newline="", encoding="utf-8") as file:
                     rows = list(csv.DictReader(file))
-            except OSError:
-                continue  # it has not begun, or has just been moved
-            if rows and len(rows) != self.told.get(trial.out):
-                self.told[trial.out] = len(rows)
                 row = {name: float(value) for name, value in rows[-1].items() if value}
+            except (OSError, LookupError, TypeError, ValueError, csv.Error):
+                continue  # it has not begun, or has just been moved; or is not ours to read
+            if len(rows) != self.told.get(trial.out):
+                self.told[trial.out] = len(rows)
                 self.say(
                     f"{trial.name}: epoch {len(rows)}/{trial.recipe.epochs}, {progress.say(row)}"
                 )

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from seht.extras import need
 from seht.lab.records import Record, Result, RunError, versions, writing
 from seht.lab.schedulers import Done
 from seht.lab.schedulers.following import Following
@@ -132,12 +133,9 @@ def need_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Without an end of its own, Ray would try a trial that is too large for its node for ever.
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
-    try:
-        import ray
-    except ImportError as error:
-        raise RunError(
-            "--engine ray needs Ray, which comes with the extra ray: pip install 'seht[ray]'"
-        ) from error
+    need("ray", "--engine ray")
+    import ray
+
     return ray
 
 

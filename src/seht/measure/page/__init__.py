@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from seht.measure.extra import need
+from seht.extras import need
 from seht.measure.numbers import duration, number, with_error
 from seht.measure.page.template import fill
 from seht.measure.results import TraceResult
@@ -20,7 +20,7 @@ COLOURS = 10
 
 def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str, str]]) -> str:
     """The page's HTML."""
-    need("jinja2", "matplotlib")
+    need("measure", "the page", "jinja2", "matplotlib")
     from seht.measure.page import figures
 
     shown = columns(found)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from seht import measure
+from seht.commands.files import check_outputs
 from seht.estimators import unknown
 from seht.lab.bench.measuring import memory
 from seht.lab.bench.measuring.problems import PROBLEMS, Size, Trained, loss_fn, trained
@@ -88,9 +89,7 @@ class Command:
                 raise ValueError(unknown("model", name, PROBLEMS))
         if self.products is not None and self.products < 6:
             raise ValueError(f"--repeats must be at least 6 (products), not {self.products}")
-        for file in (self.json, self.out):
-            if file is not None and not Path(file).absolute().parent.is_dir():
-                raise ValueError(f"cannot write {file!r}: there is no such directory")
+        check_outputs(self.json, self.out)
 
     def run(self) -> None:
         """Measure, print the Markdown, write the files."""

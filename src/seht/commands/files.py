@@ -1,0 +1,40 @@
+"""Files that a command is to write: not over anything that is not its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MARKS = (b'<meta name="generator" content="seht">', b'"seht": "', b"`seht bench", b"seht bench")
+"""One of them is at the beginning of every page, JSON file, Markdown file and picture of ours."""
+_HEAD = 1 << 16
+
+
+def check_outputs(*files: str | None) -> None:
+    """``ValueError`` unless every file can be written, and is new, empty or one of ours."""
+    seen: dict[Path, str] = {}
+    for file in files:
+        if file is None or file == "-":
+            continue
+        path = Path(file).absolute()
+        if not path.parent.is_dir():
+            raise ValueError(f"cannot write {file!r}: there is no such directory")
+        if path in seen:
+            raise ValueError(f"{file!r} is to be written twice; give two names")
+        seen[path] = file
+        if path.is_dir():
+            raise ValueError(f"cannot write {file!r}: it is a directory")
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
+            raise ValueError(f"cannot write {file!r}: it is no ordinary file")
+        if path.exists() and not _ours(path):
+            raise ValueError(
+                f"{file!r} is there and was not written by seht; give another name, or remove it"
+            )
+
+
+def _ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or any(mark in head for mark in MARKS)

@@ -1,0 +1,82 @@
+"""Standard output and error to their end: a reader that has left, a disk that is full."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import select
+import sys
+from typing import IO, Any
+
+GONE = 141
+"""The exit code where a reader has left: what a shell says of a process that SIGPIPE has ended.
+
+The signal itself is not let through: a worker or a connection that is gone would end us, too."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a place that takes no more."""
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse has it, but a failure to write the help is not swallowed."""
+
+    def print_help(self, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        """To ``file`` or standard output."""
+        print(self.format_help(), end="", file=file or sys.stdout)
+
+
+def flush() -> None:
+    """Write what is left now: when Python ends it is too late to say anything about a failure."""
+    for stream in _streams():
+        stream.flush()
+
+
+def lost(error: OSError) -> str | None:
+    """Why what was printed is lost, ``""`` if its reader has left; ``None`` for another error.
+
+    Afterwards what cannot be written goes nowhere, so that the end of Python does not try again.
+    """
+    full = error.errno in FULL and error.filename is None  # files are written under their names
+    said = f"cannot write: {error.strerror}" if full else None
+    for stream in _streams():
+        if isinstance(error, BrokenPipeError) and _left(stream):
+            said = ""
+            _discard(stream)
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
+    return said
+
+
+def _streams() -> list[IO[str]]:
+    return [s for s in (sys.stdout, sys.stderr) if s is not None and not s.closed]
+
+
+def _discard(stream: IO[str]) -> None:
+    number = _number(stream)
+    if number is not None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def _left(stream: Any) -> bool:
+    number = _number(stream)
+    if number is None:
+        return False
+    if not hasattr(select, "poll"):  # Windows: only its streams can have been meant
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _number(stream: Any) -> int | None:
+    """The system's number of a stream; ``None`` for one in memory, or none at all."""
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None

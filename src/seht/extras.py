@@ -1,0 +1,70 @@
+"""What needs more than torch lies in an extra such as ``seht[lab]``, and is imported when used."""
+
+from __future__ import annotations
+
+import importlib.util
+
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "measure": ("jinja2", "matplotlib", "scipy"),
+    "lab": (
+        "filelock",
+        "jinja2",
+        "lightning_fabric",
+        "matplotlib",
+        "numpy",
+        "pooch",
+        "pytorch_optimizer",
+        "requests",
+        "rich",
+        "scipy",
+        "sklearn",
+        "tensorboard",
+        "tqdm",
+    ),
+    "ray": ("ray",),
+    "crosscheck": ("curvlinops", "hessian_eigenthings", "pyhessian"),
+}
+"""What each extra brings, by the names that are imported."""
+
+
+class MissingExtraError(ImportError):
+    """A package of an extra is not installed."""
+
+
+def need(extra: str, what: str, *names: str) -> None:
+    """Raise an error that says what to install, where a package is missing; imports nothing.
+
+    Args:
+        extra: its name; without ``names`` all of its packages have to be there.
+        what: who needs them, in words.
+        names: some of them.
+    """
+    missing = [name for name in names or PACKAGES[extra] if not _installed(name)]
+    if missing:
+        raise MissingExtraError(_said(what, ", ".join(missing), extra), name=missing[0])
+
+
+def advice(error: ImportError, what: str, extra: str | None = None) -> str | None:
+    """The same line for an import that has failed; ``None`` if no extra has the package.
+
+    Where several have it, ``extra`` goes first.
+    """
+    if isinstance(error, MissingExtraError):
+        return str(error)
+    name = (error.name or "").partition(".")[0]
+    for other in dict.fromkeys([extra or "measure", *PACKAGES]):
+        if name in PACKAGES[other]:
+            return _said(what, name, other)
+    return None
+
+
+def _installed(name: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None  # a mere folder of that name has none
+
+
+def _said(what: str, names: str, extra: str) -> str:
+    return f"{what} needs {names}: pip install 'seht[{extra}]'"

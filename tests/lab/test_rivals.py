@@ -101,7 +101,7 @@ def test_a_run_is_judged_by_the_average(tmp_path):
 
 # --- early stopping ---------------------------------------------------------------------------
 
-TRAINING = {"epochs": "8", "optim.lr": "0.3", "data.noise": "0.6"}
+TRAINING = {"epochs": "8", "optim.lr": "0.3", "data.noise": "0.6", "robustness": "false"}
 
 
 def test_a_run_ends_with_its_best_epoch(tmp_path):

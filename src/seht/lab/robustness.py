@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.lab.data.seeds import generator
+from seht.measure.rounding import rounded
 
 BITS = (8, 4, 3)
 NOISE = (1, 3, 10)
@@ -50,19 +51,6 @@ def changed(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[No
         with torch.no_grad():
             for weight, before in zip(weights, kept, strict=True):
                 weight.copy_(before)
-
-
-def rounded(weight: Tensor, bits: int) -> Tensor:
-    r"""To the nearest of :math:`2^b - 1` levels around zero, with a scale for each output channel.
-
-    .. math:: s \,\mathrm{round}(w / s), \qquad s = \max |w| / (2^{b-1} - 1)
-
-    over the entries of the channel, which is the first dimension.
-    """
-    top = 2 ** (bits - 1) - 1
-    largest = weight.abs().flatten(1).amax(1)
-    scale = (largest / top).view(-1, *(1 for _ in weight.shape[1:]))
-    return torch.where(scale > 0, torch.round(weight / scale) * scale, weight)
 
 
 def disturbed(weight: Tensor, share: float, draw: torch.Generator) -> Tensor:

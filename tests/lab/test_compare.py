@@ -16,7 +16,9 @@ from seht.lab import compare as comparing
 from seht.lab import search
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.locks import alone
+from seht.lab.methods import METHODS as METHODS_OF_THE_LAB
 from seht.lab.methods.parse import parse
+from seht.lab.recipes import recipe
 from seht.lab.records import Result, RunError
 from seht.lab.schedulers.local import InTurn, Processes
 from seht.lab.search import candidates, expand
@@ -197,7 +199,8 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
 
 def test_a_model_that_is_too_large_for_the_machine_fails_and_the_others_finish(tmp_path):
     recipe, said = digits(epochs="1"), []
-    huge = digits(epochs="1", **{"model.width": "1000000"})  # a convolution of 36 terabytes
+    few = digits(epochs="1")
+    huge = replace(few, model=replace(few.model, width=10**6))  # a convolution of 36 terabytes
     rows = (*entries(recipe, "none"), Entry("none", huge, "huge", "huge"))
     files = compare(Comparison(recipe, rows, (0,), tmp_path / "c"), costs=False, say=said.append)
     assert "huge, seed 0: failed: RuntimeError" in said[-1] and "allocate memory" in said[-1]
@@ -276,20 +279,50 @@ def test_alternatives():
     ]
 
 
-def test_candidates_are_the_papers_unless_given():
-    recipe = digits()
-    assert candidates("weight-decay", recipe) == ["weight-decay"]
+def test_candidates_on_the_paper_s_recipes_are_the_paper_s_unless_given():
+    ten, hundred = recipe("cifar10-small"), recipe("cifar100")
+    assert candidates("weight-decay", ten) == ["weight-decay"]
     weights = (0.0001, 0.001, 0.01, 0.1)
-    assert candidates("seht-h", recipe) == [f"seht-h(weight={w})" for w in weights]
-    assert len(candidates("seht-d", recipe)) == 4 * 3 * 2
-    hundred = digits(**{"data.name": "cifar100"})  # where the paper searched the weight alone
+    assert candidates("seht-h", ten) == [f"seht-h(weight={w})" for w in weights]
+    assert len(candidates("seht-d", ten)) == 4 * 3 * 2
     for name in ("seht-h", "seht-d", "confidence-penalty", "label-smoothing"):
         assert candidates(name, hundred) == [f"{name}(weight={w})" for w in weights]
-    fixed = candidates("seht-d(prob=0.5)+label-smoothing", recipe)
+    fixed = candidates("seht-d(prob=0.5)+label-smoothing", ten)
     assert len(fixed) == 4 * 3 * 5
     assert all("prob=0.5" in text for text in fixed)
     for text in fixed:
         parse(text)
+
+
+def test_elsewhere_every_method_has_the_same_budget():
+    made = recipe("digits-noisy")
+    without = {"none", "cutout", "early-stopping"}  # nothing to search, or a size of the data
+    for name in METHODS_OF_THE_LAB:
+        found = candidates(name, made)
+        assert len(found) == len(set(found)) == (1 if name in without else 7), name
+        for text in found:
+            parse(text).build(made)
+    assert "label-smoothing(eps=0.3)" in candidates("label-smoothing", made)
+
+
+def test_a_budget():
+    made = recipe("digits-noisy")
+    three = candidates("seht-h", made, 3)
+    assert three == [f"seht-h(weight={w})" for w in (0.0001, 0.003, 0.1)]
+    assert candidates("seht-h", made, 1) == ["seht-h(weight=0.003)"]
+    both = [parse(text).parts for text in candidates("seht-h+weight-decay", made)]
+    assert len(both) == 7
+    for part in (0, 1):  # most values of either are tried
+        assert len({parts[part] for parts in both}) >= 5
+    assert candidates("sam(rho=0.07)", made) == ["sam(rho=0.07)"]
+    assert len(candidates("sam(rho=0.07|0.08|0.09)", made)) == 3
+    with pytest.raises(ValueError, match="3 alternatives and --budget is 2; leave some out"):
+        candidates("sam(rho=0.07|0.08|0.09)", made, 2)
+
+
+def test_a_budget_belongs_to_a_search(tmp_path, capsys):
+    assert cli.main(["compare", "digits", "--budget", "3", "--out", str(tmp_path / "c")]) == 2
+    assert "--budget belongs to --grid" in capsys.readouterr().err
 
 
 def test_a_search_looks_at_the_weights_that_the_report_compares():
@@ -320,6 +353,10 @@ def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
     for result in (tmp_path / "c" / "grid").rglob("result.json"):
         metrics = json.loads(result.read_text())["metrics"]["last"]
         assert not [name for name in metrics if name.startswith("test")]
+    assert record["runs"] == {"weight-decay": 0, "none": 2}
+    assert record["seeds"] == [search.FIRST_SEED]  # none of those that judge
+    searched = {int(path.name.partition("-")[2]) for path in (tmp_path / "c" / "grid").glob("*/*")}
+    assert not searched & set(comparison.seeds)
     again = []
     compare(comparison, grid=[baseline, row], costs=False, say=again.append)
     assert "2 of 2 runs are done already" in again and "4 of 4 runs are done already" in again
@@ -331,6 +368,24 @@ def test_a_search_needs_a_validation_split(tmp_path):
     with pytest.raises(RunError, match=r"--data\.validation 500"):
         compare(Comparison(recipe, (rows[0][0],), (0,), tmp_path / "c"), grid=rows, say=quiet)
     assert not (tmp_path / "c").exists()
+
+
+def test_seeds_of_the_search_may_not_judge(tmp_path):
+    rows = [list(entries(digits(), "none", "mixup"))]
+    seeds = (search.FIRST_SEED,)
+    with pytest.raises(RunError, match="choose a smaller --first-seed"):
+        compare(Comparison(digits(), (rows[0][0],), seeds, tmp_path / "c"), grid=rows, say=quiet)
+
+
+def test_seeds_may_begin_elsewhere(tmp_path, capsys):
+    words = ["compare", "digits", "--methods", "none", "--seeds", "2", "--no-cost", *options()]
+    out = tmp_path / "c"
+    assert cli.main([*words, "--first-seed", "7", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.glob("runs/none/*")) == ["seed-7", "seed-8"]
+    assert "--first-seed 7" in (out / "table.md").read_text()
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--first-seed", "-1", "--out", str(out)])
+    assert "--first-seed: must be a whole number from 0 to" in capsys.readouterr().err
 
 
 def test_timeless_keeps_the_rest():

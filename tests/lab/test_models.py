@@ -251,5 +251,5 @@ def test_build_text_options():
 def test_build_what_does_not_fit():
     with pytest.raises(ValueError, match="unknown model 'resnet'; did you mean 'resnet18'"):
         models.build(ModelConfig("resnet"), CIFAR)
-    with pytest.raises(ValueError, match="known: lstm, gru"):
+    with pytest.raises(ValueError, match="known: lstm, gru, gpt"):
         models.build(ModelConfig("resnet18"), WORDS)

@@ -305,6 +305,6 @@ def test_unknown_recipe():
 
 def test_tasks():
     assert {n for n in RECIPES if recipe(n).task == "text"} == {
-        n for n in RECIPES if n.startswith(("wikitext2", "pydocs"))
+        n for n in RECIPES if n.startswith(("wikitext2", "pydocs", "gpt"))
     }
     assert not set(config.IMAGES) & set(config.TEXTS)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import random
 import re
 import shutil
 
@@ -11,9 +12,14 @@ import pytest
 
 from seht import cli
 from seht.lab import report
+from seht.lab.report import figures
+from seht.lab.report.columns import curvature
 from seht.lab.report.load import load
 from seht.lab.report.rows import build, options_of, split
+from seht.lab.report.stats import seeds_needed
 from seht.lab.report.table import comma_separated, markdown
+from seht.lab.report.verdicts import leaders
+from seht.lab.report.words import command, lead
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +116,7 @@ def test_runs_that_are_not_done_are_listed_and_not_counted(copy):
     for text in (files["table.md"].read_text(), files["report.html"].read_text()):
         assert f"failed: {reason}" in text
         assert "unfinished: 12 epochs done" in text and "not started" in text
-        assert "The best test accuracy so far is that of" in text
+        assert re.search(r"test accuracy (is best is not decided )?so far", text)
         assert "2 of 3" in text
 
 
@@ -175,11 +181,102 @@ def test_eigenvalues_that_were_not_found_are_bounds(tmp_path):
     comparisons.write_json(found, other)
     lines = {line.split("`")[1]: line for line in markdown(build(load(tmp_path))).splitlines()
              if line.startswith("| `")}  # fmt: skip
-    assert "| 35.2 | ≤ −0.700 | unstable (at an equilibrium) |" in lines["sam"]
-    assert "| ≤ −0.700 | unstable (at an equilibrium: 1 of 2) |" in lines["weight-decay"]
+    assert "| 35.2 | ≤ −0.700 | partly downward (settled) |" in lines["sam"]
+    assert "| ≤ −0.700 | partly downward (settled: 1 of 2) |" in lines["weight-decay"]
     assert "--spectrum allows more" in markdown(build(load(tmp_path)))
     row = table_of(tmp_path)["sam"]
     assert row["eigenvalue_bounds"] == "smallest" and row["equilibria"] == "2"
+
+
+def test_curvature_in_words():
+    assert curvature("marginal (2), unstable (1)") == "partly flat (2), partly downward (1)"
+    assert curvature("stable") == "upward" and curvature(None) == ""
+    assert curvature("not stable") == "not stable"
+
+
+# --- what the data decide ---------------------------------------------------------------------
+
+
+def with_gains(top, gains, seeds=5, spread=0.2):
+    """A comparison in which a method's figures are the baseline's, plus a gain, plus chance."""
+    comparisons.comparison(top, list(gains), seeds=seeds, costs=False)
+    for method, gain in gains.items():
+        for seed in range(seeds):
+            file = comparisons.folder(top, method, seed) / "result.json"
+            found = json.loads(file.read_text())
+            luck = random.Random(seed).gauss(0, 3) + random.Random(f"{method}{seed}").gauss(
+                0, spread
+            )
+            found["metrics"]["last"]["test_top1"] = 60 + gain + luck
+            comparisons.write_json(file, found)
+    return build(load(top))
+
+
+def test_a_best_method_is_named_where_the_data_decide(tmp_path):
+    table = with_gains(tmp_path, {"weight-decay": 0, "mixup": 3, "sam": 9, "none": -4})
+    assert [row.method for row in leaders(table)] == ["sam"]
+    said = lead(table)
+    assert said.startswith("The best test accuracy is that of sam, ")
+    assert "2 are better than weight-decay and 1 worse" in said and "Holm" in said
+    assert {row.method: row.verdict for row in table.rows} == {
+        "weight-decay": "", "mixup": "better", "sam": "better", "none": "worse",
+    }  # fmt: skip
+    assert "* |" in markdown(table)
+
+
+def test_no_best_is_named_where_they_do_not(tmp_path):
+    table = with_gains(tmp_path, {"weight-decay": 0, "mixup": 0.02, "sam": 0.01, "none": -8})
+    assert {row.method for row in leaders(table)} == {"weight-decay", "mixup", "sam"}
+    said = lead(table)
+    assert said.startswith("Which test accuracy is best is not decided: these seeds do not tell ")
+    assert "The best" not in said and "none are better than weight-decay and 1 worse" in said
+
+
+def test_one_seed_decides_nothing(tmp_path):
+    table = with_gains(tmp_path, {"weight-decay": 0, "sam": 20}, seeds=1)
+    assert len(leaders(table)) == 2 and "not decided" in lead(table)
+
+
+def test_an_interval_without_zero_is_not_enough_among_many(tmp_path):
+    """One of fourteen would be called by itself."""
+    gains = {"weight-decay": 0, **{f"seht-h(weight={i})": 1.4 * (i == 1) for i in range(1, 15)}}
+    table = with_gains(tmp_path, gains, spread=0.5)
+    alone = [row for row in table.rows if row.difference and row.difference.clear]
+    assert alone and not [row for row in table.rows if row.verdict]
+    row = table_of(tmp_path)[alone[0].method]
+    assert float(row["difference_p"]) < 0.05 <= float(row["difference_p_holm"])
+
+
+def test_how_many_seeds_a_difference_needs(tmp_path, capsys):
+    with_gains(tmp_path, {"weight-decay": 0, "sam": 9, "mixup": 3}, spread=2.0)
+    assert run("report", str(tmp_path), "--power", "1.0") == 0
+    assert "seeds for" in capsys.readouterr().out
+    rows = rows_of((tmp_path / "table.csv").read_text())
+    needed = build(load(tmp_path), 1.0).rows[1]
+    assert int(rows[needed.method]["power_seeds"]) == needed.needed > 5
+    assert needed.needed == seeds_needed(1.0, needed.difference.spread, 2)
+    assert "seeds for 1" in (tmp_path / "table.md").read_text()
+    assert run("report", str(tmp_path), "--power", "0") == 2
+    assert "--power: must be a finite number above 0, not '0'" in capsys.readouterr().err
+
+
+def test_what_a_method_cost_with_its_search(copy):
+    comparisons.write_json(copy / "grid.json", {"runs": {"weight-decay": 7, "sam": 3, "other": 9}})
+    rows, table = table_of(copy), build(load(copy))
+    ratio = float(rows["sam"]["ratio"])
+    assert float(rows["sam"]["ratio_with_search"]) == pytest.approx(4 * ratio)
+    assert rows["sam"]["search_runs"] == "3" and rows["mixup"]["search_runs"] == ""
+    assert float(rows["weight-decay"]["ratio_with_search"]) == 8.0
+    assert "with search" in markdown(table)
+    titles = [panel.title for panel in figures.flatness(table)]
+    assert "Test accuracy against compute" in titles
+
+
+def test_the_command_names_seeds_that_begin_elsewhere(tmp_path):
+    comparisons.comparison(tmp_path, ["weight-decay"], seeds=1)
+    asked = json.loads((tmp_path / "comparison.json").read_text())
+    comparisons.write_json(tmp_path / "comparison.json", {**asked, "seeds": [7, 8]})
+    assert "--seeds 2 --first-seed 7" in command(load(tmp_path))
 
 
 def test_the_methods_of_this_library_come_last(tmp_path):

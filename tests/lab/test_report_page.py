@@ -144,7 +144,7 @@ def test_an_interval_that_goes_on_has_an_arrow(tmp_path):
         found["metrics"]["last"]["test_top1"] = top1
         comparisons.write_json(where / "result.json", found)
     table = build(load(tmp_path))
-    drawn = {row.method: drawn_interval(table, row, drawn_reach(table.rows)) for row in table.rows}
+    drawn = {row.method: drawn_interval(row, drawn_reach(table.rows)) for row in table.rows}
     assert drawn["weight-decay"] is None
     assert drawn["sam"].beyond == "left right" and drawn["sam"].low == 4.0
     assert not drawn["mixup"].beyond and drawn["mixup"].width > 3

@@ -2,12 +2,13 @@
 
 import math
 import random
+import statistics
 
 import pytest
 from scipy import stats as reference
 
 from seht.lab.report.numbers import duration, interval, measured, plain, significant
-from seht.lab.report.stats import Difference, Mean, mean, paired, student
+from seht.lab.report.stats import Difference, Mean, holm, mean, paired, seeds_needed, student
 
 
 def test_mean_and_standard_error():
@@ -40,6 +41,15 @@ def test_paired_difference_is_that_of_a_paired_t_test():
     wanted = reference.ttest_rel(list(b.values()), list(a.values())).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
     assert found.value == pytest.approx((wanted.low + wanted.high) / 2)
+    test = reference.ttest_rel(list(b.values()), list(a.values()))
+    assert found.p == pytest.approx(test.pvalue, rel=1e-9)
+    assert found.spread == pytest.approx(statistics.stdev(b[k] - a[k] for k in a))
+
+
+def test_differences_without_spread():
+    same = dict.fromkeys(range(3), 1.0)
+    assert paired(same, same).p == 1.0
+    assert paired(dict.fromkeys(range(3), 2.0), same).p == 0.0
 
 
 def test_pairs_are_made_of_seeds_that_both_have():
@@ -74,3 +84,66 @@ def test_figures_are_written_with_the_digits_they_have():
     assert interval(Difference(-0.42, None, None, 1)) == "\u22120.42"
     assert [significant(v) for v in (0, 1, 123456, 1e9)] == ["0", "1.00", "123,456", "1.00e+09"]
     assert [duration(s) for s in (3.21, 45, 600, 9000)] == ["3.21 s", "45 s", "10.0 min", "2.5 h"]
+
+
+# --- several methods --------------------------------------------------------------------------
+
+
+def rejected_step_by_step(found, level):
+    """Holm's procedure as he describes it: the smallest first, until one is kept."""
+    names, out = sorted(found, key=found.get), set()
+    for done, name in enumerate(names):
+        if found[name] >= level / (len(names) - done):
+            break
+        out.add(name)
+    return out
+
+
+def test_holm_is_his_procedure_at_every_level():
+    draw = random.Random(2)
+    for _ in range(200):
+        found = {f"m{i}": draw.random() ** 4 for i in range(draw.randint(1, 7))}
+        corrected = holm(found)
+        assert list(corrected) == list(found)
+        for level in (0.01, 0.05, 0.3):
+            out = {name for name, p in corrected.items() if p < level}
+            assert out == rejected_step_by_step(found, level)
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06}
+    )
+    assert holm({}) == {}
+
+
+def test_a_table_without_effects_makes_a_mistake_in_one_of_twenty():
+    """Ten methods against one baseline, so that the comparisons depend on each other."""
+    draw, plain, corrected = random.Random(3), 0, 0
+    for _ in range(1000):
+        base = {seed: draw.gauss(0, 1) for seed in range(5)}
+        found = {}
+        for method in range(10):
+            ours = {seed: draw.gauss(0, 1) for seed in base}
+            found[str(method)] = paired(ours, base).p
+        plain += min(found.values()) < 0.05
+        corrected += min(holm(found).values()) < 0.05
+    assert corrected / 1000 < 0.065 < 0.2 < plain / 1000
+
+
+@pytest.mark.parametrize("effect, seeds", [(2.0, 5), (1.0, 10), (0.8, 15), (0.5, 34), (0.2, 199)])
+def test_the_number_of_seeds_of_the_printed_tables(effect, seeds):
+    """Cohen's, for a paired t-test at 5 % with a power of 80 %."""
+    assert seeds_needed(effect, 1.0) == seeds
+    assert seeds_needed(3 * effect, 3.0) == seeds
+
+
+def test_more_methods_need_more_seeds_and_no_spread_needs_two():
+    assert seeds_needed(1.0, 1.0, tests=10) > seeds_needed(1.0, 1.0)
+    assert seeds_needed(1.0, 0.0) == 2
+    assert seeds_needed(1e-6, 1.0) is None
+
+
+def test_so_many_seeds_do_show_it_four_times_in_five():
+    draw, seen, n = random.Random(4), 0, seeds_needed(1.0, 1.3)
+    for _ in range(1500):
+        ours = {seed: draw.gauss(1.0, 1.3) for seed in range(n)}
+        seen += paired(ours, dict.fromkeys(range(n), 0.0)).p < 0.05
+    assert 0.77 < seen / 1500 < 0.86

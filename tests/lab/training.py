@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from seht.lab import models
+from seht.lab import models, optimizers
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import cross_entropy, make_closure, outputs
@@ -13,7 +13,7 @@ from seht.lab.methods.parse import parse
 
 IMAGE = Recipe(
     name="tiny-images",
-    data=DataConfig("digits"),
+    data=DataConfig("digits", validation=50),
     model=ModelConfig("resnet18", width=4),
     optim=OptimConfig(lr=0.2, schedule="constant"),
     batch=12,
@@ -79,11 +79,8 @@ class Trainer:
             replace(b, x=b.x.to(dtype) if b.x.is_floating_point() else b.x) for b in batches(recipe)
         ]
         self.method.setup(Run(self.recipe, self.model, CLASSES, len(self.data) * 6, seed))
-        optim = self.recipe.optim
-        sgd = torch.optim.SGD(
-            self.model.parameters(), optim.lr, optim.momentum, weight_decay=optim.weight_decay
-        )
-        self.optimizer = self.method.optimizer(sgd)
+        plain = optimizers.make(self.recipe.optim, self.model.parameters())
+        self.optimizer = self.method.optimizer(plain)
         self.step = 0
         self.hidden = None
 
@@ -107,6 +104,7 @@ class Trainer:
             self.optimizer.zero_grad()
             aux = differentiate()
             self.optimizer.step(*([differentiate] if self.method.passes > 1 else []))
+            self.method.after_step()
             self.hidden = aux["hidden"]
             losses.append(aux["loss"].item())
             self.step += 1
@@ -115,12 +113,14 @@ class Trainer:
     def evaluate(self):
         """The plain cross-entropy over the data, in evaluation mode."""
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.method.judged():
             losses = [cross_entropy(outputs(self.model, b)[0], b).item() for b in self.data]
         return sum(losses) / len(losses)
 
     def weights(self):
-        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        """Those that are judged."""
+        with self.method.judged():
+            return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def save(self):
         file = io.BytesIO()

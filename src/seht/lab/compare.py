@@ -111,13 +111,14 @@ def compare(
     scheduler: Scheduler | None = None,
     costs: bool = True,
     what_fits: bool = False,
+    power: float | None = None,
     say: Say = print,
 ) -> dict[str, Path]:
     """Run what is not done yet, write the report, and return its files.
 
     ``grid`` has the candidates of every row, of which :mod:`seht.lab.search` keeps the one that is
-    best on the validation split. A method that does not fit the recipe is an error, or with
-    ``what_fits`` left out.
+    best on the validation split, with seeds of its own. A method that does not fit the recipe is an
+    error, or with ``what_fits`` left out. ``power``: see :mod:`seht.lab.report`.
     """
     scheduler = scheduler or InTurn()
     check_comparison(comparison.out)
@@ -132,7 +133,7 @@ def compare(
         run(comparison.trials(), scheduler, say)
         if costs:
             cost.complete(comparison, say)
-        return report.write(comparison.out)
+        return report.write(comparison.out, power)
 
 
 def fitting(

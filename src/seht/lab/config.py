@@ -24,6 +24,17 @@ class DataConfig:
     validation: int = 0
     """Images held out of the training data, drawn with the seed; with 0 nothing can be chosen on
     them. Texts have splits of their own: keep the first so many tokens of each, 0: all of them."""
+    within: bool = False
+    """Cut the validation images out of the ``size`` ones, so that with ``validation`` 0 all of them
+    are trained on; otherwise they come on top."""
+    noise: float = 0.0
+    """The fraction of the training and validation labels that are replaced, drawn with the seed;
+    never the test set's."""
+    noise_kind: str = "uniform"
+    """What replaces a label: uniform (drawn anew from all classes, so that one in so many stays
+    right), pair (the next class)."""
+    average: int = 1
+    """Average squares of so many pixels a side: 2 makes 16x16 of 32x32."""
     crop: int = 0
     """Random crop after padding by so many pixels."""
     flip: bool = False
@@ -39,7 +50,7 @@ class ModelConfig:
     """A network of :mod:`seht.lab.models`; what the network does not know is ignored."""
 
     name: str
-    """resnet18, wrn, cnn (images); lstm, gru (text)."""
+    """resnet18, wrn, cnn (images); lstm, gru, gpt (text)."""
     width: int = 64
     """Channels of the first layer; a Wide ResNet's usual one is 16."""
     depth: int = 28
@@ -51,27 +62,30 @@ class ModelConfig:
     dropout: float = 0.0
     """Between the convolutions of a block, before the cnn's last layer, between layers of text."""
     embedding: int = 512
-    """Text: numbers that stand for a word."""
+    """Text: numbers that stand for a word; a gpt's width."""
     hidden: int = 512
     """Text: units of a recurrent layer."""
     layers: int = 2
-    """Text: recurrent layers."""
+    """Text: recurrent layers, or a gpt's blocks."""
+    heads: int = 4
+    """gpt: attention heads, which share the width."""
     init: float = 0.1
-    """Text: parameters start uniform between minus and plus this."""
+    """lstm, gru: parameters start uniform between minus and plus this."""
     init_all: bool = True
     """Text: all of them, as the paper says; false: embedding and decoder only, as is usual."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """SGD and its schedule."""
+    """The optimiser and its schedule."""
 
     lr: float
     """The learning rate at the start."""
     momentum: float = 0.9
-    """0 for none."""
+    """0 for none; AdamW's beta1."""
     weight_decay: float = 5e-4
-    """What the methods weight-decay and none are about; the others keep it."""
+    """What the methods weight-decay and none are about; the others keep it. SGD adds it to the
+    gradient, AdamW takes lr times it off the weights."""
     schedule: str = "cosine"
     """cosine (to 0, per epoch), onecycle (up and down, per epoch), steps (times gamma at the
     milestones), plateau (times gamma when the validation loss is not a new best), constant."""
@@ -81,6 +95,12 @@ class OptimConfig:
     """Factor on the learning rate, for steps and plateau."""
     clip: float | None = None
     """Largest norm of the gradient."""
+    name: str = "sgd"
+    """sgd or adamw."""
+    beta2: float = 0.999
+    """AdamW: how slowly the mean square of the gradient follows."""
+    eps: float = 1e-8
+    """AdamW: added to its root."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,8 @@ class Recipe:
     """Lightning Fabric's name for it."""
     spectrum: int = 40
     """Hessian-vector products that the eigenvalues at the end may take; 0: none are measured."""
+    robustness: bool = True
+    """Measure on the test data what rounded and disturbed weights cost."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options of methods in this experiment, by the method's name; what a user gives goes first."""
     paper: str | None = None

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import seht
+from seht.lab import calibration
 from seht.lab.methods.base import Batch
-from seht.lab.training import detached
+from seht.lab.methods.loss import detached
 
 TRACE_EXAMPLES = 1000
 LOSS_EXAMPLES = {"image": 1000, "text": 20_000}
@@ -26,11 +27,13 @@ TRACE_PROBES = 10
 def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str, float]:
     """Images: ``loss``, ``top1`` and ``top5`` in per cent. Text: ``loss`` and ``perplexity``.
 
-    The perplexity is the exponential of the plain cross-entropy per token. Empty without batches.
+    Of both ``ece``, the calibration error in per cent (:mod:`seht.lab.calibration`). The perplexity
+    is the exponential of the plain cross-entropy per token. Empty without batches.
     """
     was = model.training
     model.eval()
     totals: list[Tensor] = []
+    tallies: list[Tensor] = []
     hidden, count = None, 0
     try:
         for batch in batches:
@@ -39,15 +42,17 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str,
             loss = F.cross_entropy(logits, labels, reduction="sum")
             places = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]
             totals.append(torch.stack([loss.double(), places[:, 0].sum(), places.sum()]))
+            tallies.append(calibration.tally(logits, labels))
             count += len(labels)
     finally:
         model.train(was)
     if not totals:
         return {}
     loss, first, five = (torch.stack(totals).sum(0) / count).tolist()
+    ece = calibration.error(torch.stack(tallies).sum(0))
     if task == "text":
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-    return {"loss": loss, "top1": 100 * first, "top5": 100 * five}
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "ece": ece}
+    return {"loss": loss, "top1": 100 * first, "top5": 100 * five, "ece": ece}
 
 
 def forward(model: nn.Module, batch: Batch, hidden: Any = None) -> tuple[Tensor, Any]:

@@ -19,14 +19,22 @@ from typing import Any, NamedTuple
 from seht.commands.numbers import as_real, as_whole, shown
 from seht.estimators import unknown
 from seht.lab import config
+from seht.lab.checking import check
 from seht.lab.config import Recipe
-from seht.lab.schedule import SCHEDULES
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
-_OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum"}
+_OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness"}
 # Added after runs had been recorded: at its default a field is no part of what a run is, so that
 # those of before go on.
-_LATER = ("spectrum",)
+_LATER = frozenset(
+    {
+        "spectrum",
+        "robustness",
+        *(f"data.{name}" for name in ("within", "noise", "noise_kind", "average")),
+        *(f"optim.{name}" for name in ("name", "beta2", "eps")),
+        "model.heads",
+    }
+)
 _FIXED = ("name", "paper", "settings")  # settings are fields below, one for each option
 
 
@@ -96,13 +104,18 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The recipe as records of any version say it: without newer fields that have their default."""
-    values = to_dict(recipe)
-    defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in _LATER or value != defaults[name]
-    }
+    return _without_later(recipe, to_dict(recipe), "")
+
+
+def _without_later(kind: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    kept = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(part := getattr(kind, name)):
+            kept[name] = _without_later(part, value, f"{name}.")
+        elif f"{prefix}{name}" not in _LATER or value != defaults[name]:
+            kept[name] = value
+    return kept
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -111,65 +124,6 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     assert isinstance(recipe, Recipe)
     check(recipe)
     return recipe
-
-
-def check(recipe: Recipe) -> None:
-    """Raise if the recipe cannot be trained."""
-    data, model, optim = recipe.data, recipe.model, recipe.optim
-    _one_of("data.name", data.name, (*config.IMAGES, *config.TEXTS))
-    _one_of("model.name", model.name, _MODELS[recipe.task])
-    _one_of("model.norm", model.norm, ("batch", "group", "none"))
-    _one_of("optim.schedule", optim.schedule, SCHEDULES)
-    ranges: dict[str, tuple[float | None, float, float]] = {
-        "batch": (recipe.batch, 1, _MANY),
-        "epochs": (recipe.epochs, 1, _MANY),
-        "eval_batch": (recipe.eval_batch, 1, _MANY),
-        "threads": (recipe.threads, 1, _THREADS),
-        "spectrum": (recipe.spectrum, 0, _MANY),
-        "data.size": (data.size, 1, _MOST),
-        "data.validation": (data.validation, 0, _MOST),
-        "data.crop": (data.crop, 0, 1000),
-        "data.bptt": (data.bptt, 1, _MANY),
-        "data.vocabulary": (data.vocabulary, 2, _MOST),
-        "model.width": (model.width, 1, _WIDE),
-        "model.depth": (model.depth, 10, _WIDE),
-        "model.factor": (model.factor, 1, _WIDE),
-        "model.dropout": (model.dropout, 0, math.inf),
-        "model.embedding": (model.embedding, 1, _WIDE),
-        "model.hidden": (model.hidden, 1, _WIDE),
-        "model.layers": (model.layers, 1, 1000),
-        "model.init": (model.init, 0, math.inf),
-        "optim.lr": (optim.lr, 0, math.inf),
-        "optim.momentum": (optim.momentum, 0, math.inf),
-        "optim.weight_decay": (optim.weight_decay, 0, math.inf),
-        "optim.gamma": (optim.gamma, 0, math.inf),
-        "optim.clip": (optim.clip, 0, math.inf),
-    }
-    for name, (value, least, most) in ranges.items():
-        if value is None or (least <= value <= most and value < math.inf):
-            continue
-        if value > most:
-            raise ValueError(f"{name} must be at most {most:,}, not {value}")
-        raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
-    if model.dropout >= 1:
-        raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
-    if model.name == "wrn" and (model.depth - 4) % 6:
-        raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
-    if optim.schedule == "plateau" and recipe.task == "image" and not data.validation:
-        raise ValueError(
-            "optim.schedule plateau looks at the validation loss, and data.validation is 0; hold "
-            "some images out, or choose another schedule"
-        )
-
-
-# Beyond these is a slip of the hand, which torch answers with an overflow or a crash.
-_MANY, _MOST, _WIDE, _THREADS = 10**6, 10**12, 2**16, 1024
-_MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru")}
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(unknown(name, value, known))
 
 
 # --- types ------------------------------------------------------------------------------------

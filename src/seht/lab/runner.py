@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seht.lab import checkpoint
+from seht.lab import checkpoint, ending
 from seht.lab.config import Recipe
-from seht.lab.evaluate import LOSS_EXAMPLES, TRACE_EXAMPLES, evaluate, flatness, in_float
+from seht.lab.ending import DivergedError, measures
+from seht.lab.epochs import score
+from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.places import check_run
@@ -30,10 +32,6 @@ from seht.lab.trials import SAVE_EVERY
 from seht.record import NonFiniteError
 
 LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
-
-
-class DivergedError(ArithmeticError):
-    """The loss is not finite any more."""
 
 
 def train(
@@ -151,7 +149,7 @@ class _Run:
         self.watch.begin(recipe.epochs, training.data.steps_per_epoch, training.step)
         saved = time.perf_counter()
         with Events(self.record.directory, self.rows, on=self.ranks.leads) as events:
-            while training.epoch < recipe.epochs:
+            while training.epoch < recipe.epochs and not training.method.stop(self.rows):
                 losses = [row["valid_loss"] for row in self.rows]
                 lr = rate(recipe.optim, recipe.epochs, training.epoch, losses)
                 if training.position == 0:
@@ -169,7 +167,8 @@ class _Run:
                         self.save(training)
                         saved = time.perf_counter()
                     clock = time.perf_counter()
-                row = self.end_epoch(training, lr)
+                with training.method.judged():
+                    row = self.end_epoch(training, lr)
                 self.ranks.lead(partial(events.add, row))
                 self.watch.epoch(row)
         return self.finish(training)
@@ -223,44 +222,34 @@ class _Run:
 
     def finish(self, training: Training) -> Result:
         """The last weights' figures and the best weights'; the one time the test set is read."""
-        return self.ranks.lead(lambda: self.ended(training))
+        with training.method.judged():
+            return self.ranks.lead(lambda: self.ended(training))
 
     def ended(self, training: Training) -> Result:
         """The same, on the rank that writes; the others wait."""
+        last = self.rows[-1]
+        if training.method.chooses and self.best is not None:
+            last = self.best["row"]
+            training.model.load_state_dict(self.best["weights"])
         model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
         found = flatness(model, batches, self.seed)
-        found["train_loss"] = self.train_loss(training)
+        found["train_loss"] = ending.train_loss(training)
+        found["wrong_labels"] = training.data.wrong or None
         if self.test:  # a search looks at the validation split alone
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
-        metrics = {"last": self.figures(training, self.rows[-1])}
-        best = metrics["last"]
-        row = self.best["row"] if self.best else self.rows[-1]
-        if self.best is not None and row["epoch"] != self.rows[-1]["epoch"]:
+        best = ending.figures(training, last, self.test)
+        metrics = {"last": best | ending.robust(training, "image", self.test)}
+        row = self.best["row"] if self.best else last
+        if self.best is not None and row["epoch"] != last["epoch"]:
             training.model.load_state_dict(self.best["weights"])
-            best = self.figures(training, row)
-        metrics["best"] = {**best, "epoch": row["epoch"]}
+            best = ending.figures(training, row, self.test)
+        metrics["best"] = (
+            best | ending.robust(training, "text", self.test) | {"epoch": row["epoch"]}
+        )
         return self.result("done", None, training.step, metrics, found)
-
-    def train_loss(self, training: Training) -> float:
-        """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
-        task = training.recipe.task
-        batches = training.data.eval_batches("train", LOSS_EXAMPLES[task])
-        return evaluate(training.own, batches, task)["loss"]
-
-    def figures(self, training: Training, row: dict[str, Any]) -> dict[str, float]:
-        """Of the weights that the model has now: validation (known) and test."""
-        task = training.recipe.task
-        valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
-        found = {name: value for name, value in valid.items() if value is not None}
-        if self.test:
-            test = evaluate(training.own, training.data.eval_batches("test"), task)
-            if not math.isfinite(test["loss"]):
-                raise DivergedError(f"the test loss is {test['loss']} after epoch {row['epoch']}")
-            found |= {f"test_{name}": value for name, value in test.items()}
-        return found
 
     def failed(self, error: Exception, steps: int) -> Result:
         """A result like any other, with the reason and without metrics."""
@@ -287,13 +276,3 @@ class _Run:
             metrics=metrics,
             **found,
         )
-
-
-def measures(task: str) -> tuple[str, ...]:
-    """What is measured on a split."""
-    return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")
-
-
-def score(row: dict[str, Any]) -> tuple[float, float]:
-    """What the best epoch has most of: accuracy, then a small loss; text: a small loss."""
-    return (row.get("valid_top1") or 0.0, -row["valid_loss"])

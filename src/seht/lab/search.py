@@ -1,7 +1,8 @@
 """``--grid``: the setting of each method that is best on the validation split.
 
-Candidates train on the same recipe and never see the test set. The runs are kept under ``grid/``
-and the choices in ``grid.json``.
+Best is the highest mean validation accuracy and, among equals, the lowest loss; text: the lowest
+loss. Candidates train on the same recipe, with seeds of their own, and never see the test set. The
+runs are kept under ``grid/`` and the choices in ``grid.json``.
 """
 
 from __future__ import annotations
@@ -13,36 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seht.lab.config import Recipe
+from seht.lab.grids import grid_of, thinned
 from seht.lab.records import Result, RunError, write_json
 from seht.lab.schedulers import Scheduler
 
 if TYPE_CHECKING:
     from seht.lab.compare import Comparison, Entry, Say
 
-WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
-FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
-GRIDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
-    # The paper's, section 4, by task: the weight, and for images SEHT-D's maxIter and p; SEHT-S as
-    # SEHT-H. For CIFAR-100 it names one grid of weights for all, and nothing else.
-    "image": {
-        "seht-h": {"weight": WEIGHTS},
-        "seht-d": {"weight": WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
-        "seht-s": {"weight": WEIGHTS},
-        "confidence-penalty": {"weight": FINE},
-        "label-smoothing": {"weight": FINE},
-    },
-    "cifar100": {
-        name: {"weight": WEIGHTS}
-        for name in ("seht-h", "seht-d", "seht-s", "confidence-penalty", "label-smoothing")
-    },
-    "text": {
-        "seht-h": {"weight": FINE},
-        "seht-d": {"weight": FINE},
-        "seht-s": {"weight": FINE},
-        "confidence-penalty": {"weight": FINE},
-        "label-smoothing": {"weight": FINE},
-    },
-}
+FIRST_SEED = 1_000_000
+"""The search has seeds of its own: what it has chosen is judged by others."""
 _VALUE = re.compile(r"=([^,()=]*\|[^,()=]*)")
 
 
@@ -56,14 +36,21 @@ def expand(text: str) -> list[str]:
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
-def candidates(text: str, recipe: Recipe) -> list[str]:
-    """The alternatives in the text, or else the paper's grid of its methods."""
+def candidates(text: str, recipe: Recipe, budget: int | None = None) -> list[str]:
+    """The alternatives in the text, or else the grid of its methods: :mod:`seht.lab.grids`.
+
+    No more than ``budget`` of a grid; more alternatives than that are refused.
+    """
     given = expand(text)
     if len(given) > 1:
+        if budget is not None and len(given) > budget:
+            raise ValueError(
+                f"{text} has {len(given)} alternatives and --budget is {budget}; leave some out"
+            )
         return given
     from seht.lab.methods.parse import parse
 
-    grid = GRIDS.get(recipe.data.name, GRIDS[recipe.task])
+    grid, usual = grid_of(recipe)
     written = []
     for name, options in parse(text).parts:
         own = {key: (value,) for key, value in options}
@@ -79,7 +66,7 @@ def candidates(text: str, recipe: Recipe) -> list[str]:
                 for values in itertools.product(*choices.values())
             ]
         )
-    return ["+".join(parts) for parts in itertools.product(*written)]
+    return ["+".join(parts) for parts in thinned(written, budget or usual)]
 
 
 def best(
@@ -97,7 +84,12 @@ def best(
             f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
             "training examples out with --data.validation 500"
         )
-    chosen = comparison.seeds[:seeds]
+    chosen = range(FIRST_SEED, FIRST_SEED + seeds)
+    if set(chosen) & set(comparison.seeds):
+        raise RunError(
+            f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
+            "smaller --first-seed"
+        )
     asked = [(entry, seed) for row in grid if len(row) > 1 for entry in row for seed in chosen]
     keys = [(entry.slug, seed) for entry, seed in asked]
     trials = [comparison.trial(entry, seed, test=False) for entry, seed in asked]
@@ -120,7 +112,11 @@ def best(
         else:
             (winner,) = row
         winners.append(winner)
-    write(comparison.out, table, chosen)
+    runs = {
+        winner.name: len(row) * seeds if len(row) > 1 else 0
+        for row, winner in zip(grid, winners, strict=True)
+    }
+    write(comparison.out, table, chosen, runs)
     return winners
 
 
@@ -140,13 +136,19 @@ def score(results: Sequence[Result]) -> tuple[float, float]:
     return top1, -sum(metrics["valid_loss"] for metrics in found) / len(found)
 
 
-def write(directory: Path, table: list[dict[str, Any]], seeds: Sequence[int]) -> None:
+def write(
+    directory: Path, table: list[dict[str, Any]], seeds: Sequence[int], runs: dict[str, int]
+) -> None:
     """``grid.json``."""
     write_json(
         directory / "grid.json",
         {
-            "about": "score: validation top-1, minus validation loss",
+            "about": (
+                "score: mean validation top-1, then minus the mean validation loss, on labels as "
+                "noisy as the training ones; runs: trainings that the choice of a method took"
+            ),
             "seeds": list(seeds),
+            "runs": runs,
             "candidates": table,
         },
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from seht.lab.config import Recipe
 from seht.lab.methods.base import Batch, Run
+from seht.lab.methods.loss import detached, make_closure
 from seht.lab.ranks import Ranks, single
 
 
@@ -55,7 +56,7 @@ class Training:
         device: str = "auto",
         ranks: Ranks | None = None,
     ) -> None:
-        from seht.lab import data, models
+        from seht.lab import data, models, optimizers
 
         self.method = method.build(recipe)
         self.recipe = self.method.configure(recipe)
@@ -73,12 +74,9 @@ class Training:
         self.method.setup(
             Run(self.recipe, bare, self.data.classes, self.data.steps_per_epoch, seed)
         )
-        optim = self.recipe.optim
-        sgd = torch.optim.SGD(
-            bare.parameters(), optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay
-        )
+        plain = optimizers.make(self.recipe.optim, bare.parameters())
         # Fabric's optimiser, or a tuple of them, says its type; there is one.
-        self.optimizer: Any = self.fabric.setup_optimizers(self.method.optimizer(sgd))
+        self.optimizer: Any = self.fabric.setup_optimizers(self.method.optimizer(plain))
         self.epoch = 0
         self.position = 0
         """Batches of this epoch that are done."""
@@ -108,8 +106,6 @@ class Training:
 
     def learn(self, batch: Batch) -> None:
         """One step: batch, closure, objective, gradient, optimiser."""
-        from seht.lab.methods.loss import make_closure
-
         several = self.ranks.count > 1
         if several:
             torch.manual_seed(self._step_seed(0))
@@ -137,6 +133,7 @@ class Training:
             self.optimizer.step(lambda: compute()[0])
         else:
             self.optimizer.step()
+        self.method.after_step()
         self.hidden = detached(aux.get("hidden"))
         self.loss += aux["loss"] * (weight / self.ranks.count)
         self.position += 1
@@ -195,12 +192,3 @@ class Training:
         torch.set_rng_state(state["random"].cpu())
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.fabric.device)
-
-
-def detached(hidden: Any) -> Any:
-    """A recurrent state without its graph."""
-    if isinstance(hidden, Tensor):
-        return hidden.detach()
-    if isinstance(hidden, (tuple, list)):
-        return tuple(map(detached, hidden))
-    return hidden

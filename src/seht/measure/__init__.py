@@ -10,6 +10,7 @@ from seht.measure.progress import Progress
 from seht.measure.quadrature import DensityResult, density
 from seht.measure.results import Layer, TraceResult
 from seht.measure.rise import SharpnessResult, sharpness
+from seht.measure.rounding import RobustnessResult, robustness
 from seht.measure.slices import LandscapeResult, landscape
 from seht.measure.spectrum import EigenvaluesResult, eigenvalues
 from seht.measure.traces import trace
@@ -24,6 +25,7 @@ __all__ = [
     "Layer",
     "MissingExtraError",
     "Progress",
+    "RobustnessResult",
     "SharpnessResult",
     "StabilityResult",
     "TraceResult",
@@ -33,6 +35,7 @@ __all__ = [
     "density",
     "eigenvalues",
     "landscape",
+    "robustness",
     "sharpness",
     "stability",
     "trace",

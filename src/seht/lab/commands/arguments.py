@@ -47,6 +47,16 @@ def add_shared(parser: Any, default: str) -> None:
     parser.set_defaults(extras=True)
 
 
+def add_power(parser: Any) -> None:
+    """``--power``."""
+    parser.add_argument(
+        "--power",
+        type=real(above=True),
+        metavar="SIZE",
+        help="also say how many seeds a difference of that size needs, for example 1.0",
+    )
+
+
 def field_names() -> Iterator[str]:
     """``epochs``, ``data.size``, ``model.width`` ...: the same for every recipe."""
     from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 from seht.commands.numbers import whole
 from seht.extras import need
-from seht.lab.commands.arguments import add_shared, make_parser
+from seht.lab.commands.arguments import add_power, add_shared, make_parser
 from seht.lab.commands.reading import read
 from seht.lab.commands.rows import rows_of
 from seht.lab.commands.scheduling import say, scheduler_of
@@ -45,8 +45,16 @@ def add_compare(commands: Any) -> None:
         type=whole(1, 10_000),
         default=5,
         metavar="N",
-        help="seeds 0 to N - 1 (default: 5)",
+        help="how many seeds (default: 5)",
     )
+    parser.add_argument(
+        "--first-seed",
+        type=whole(0, 10**9),
+        default=0,
+        metavar="N",
+        help="the first of them (default: 0)",
+    )
+    add_power(parser)
     parser.add_argument("--preset", metavar="NAME", help="rows of the paper: table1, figure1, ...")
     parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
     parser.add_argument(
@@ -57,7 +65,13 @@ def add_compare(commands: Any) -> None:
         type=whole(1, 10_000),
         default=1,
         metavar="N",
-        help="of the search (default: 1)",
+        help="of the search, other ones than those that judge (default: 1)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=whole(1, 10_000),
+        metavar="N",
+        help="candidates that the search may try for a method (default: 7, or the paper's grid)",
     )
     parser.add_argument(
         "--jobs", type=whole(1, 1024), default=1, metavar="N", help="runs at a time (default: 1)"
@@ -102,7 +116,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         Comparison(
             recipe,
             tuple(entries),
-            tuple(range(arguments.seeds)),
+            tuple(range(arguments.first_seed, arguments.first_seed + arguments.seeds)),
             out,
             arguments.data_dir,
             arguments.device,
@@ -114,8 +128,9 @@ def run_compare(arguments: argparse.Namespace) -> int:
         scheduler=scheduler,
         costs=not arguments.no_cost,
         what_fits=arguments.methods is None and arguments.preset is None,
+        power=arguments.power,
         say=say,
     )
-    report.show(out)
+    report.show(out, arguments.power)
     print(out / "report.html")
     return 0

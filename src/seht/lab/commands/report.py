@@ -7,6 +7,7 @@ from typing import Any
 
 from seht.commands.targets import UsageError
 from seht.extras import need
+from seht.lab.commands.arguments import add_power
 
 REPORT = """\
 Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
@@ -23,6 +24,7 @@ def add_report(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
+    add_power(parser)
     parser.set_defaults(run=run_report, extra="lab")
 
 
@@ -32,8 +34,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     from seht.lab import report
 
     try:
-        files = report.write(arguments.directory)
-        report.show(arguments.directory)
+        files = report.write(arguments.directory, arguments.power)
+        report.show(arguments.directory, arguments.power)
     except report.ReportError as error:
         raise UsageError(str(error)) from error
     print(files["report.html"])

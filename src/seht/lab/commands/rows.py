@@ -18,6 +18,8 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     from seht.lab.methods.parse import split_list
     from seht.lab.search import candidates, expand
 
+    if arguments.budget is not None and not arguments.grid:
+        raise ValueError("--budget belongs to --grid; leave it out, or search with --grid")
     if arguments.preset is not None:
         return _preset(arguments)
     if arguments.small:
@@ -32,7 +34,7 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
         texts = split_list(arguments.methods)
     rows = []
     for text in texts:
-        found = candidates(text, recipe) if arguments.grid else expand(text)
+        found = candidates(text, recipe, arguments.budget) if arguments.grid else expand(text)
         rows.append([_entry(recipe, candidate) for candidate in found])
     slugs = [entry.slug for row in rows for entry in row]
     for row in rows:

@@ -25,6 +25,10 @@ class Data(Protocol):
     example: tuple[int, int, int] | None
     """Channels, height and width; ``None`` for text."""
     steps_per_epoch: int
+    context: int
+    """Text: tokens in the longest stretch; 0 for images."""
+    wrong: dict[str, float]
+    """The fraction of labels that were replaced by wrong ones, by split; empty without noise."""
 
     def train_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """An epoch's batches; order and augmentation depend on (seed, epoch) and nothing else.

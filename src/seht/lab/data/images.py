@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seht.lab.config import Recipe
-from seht.lab.data import augment, files, pickles
+from seht.lab.config import DataConfig, Recipe
+from seht.lab.data import augment, files, labels, pickles
 from seht.lab.data.files import DataError
 from seht.lab.data.seeds import generator
 from seht.lab.methods.base import Batch
@@ -40,25 +41,36 @@ class Pictures:
 class Images:
     """One run's images: which are trained on and which validated on is drawn with its seed."""
 
+    context = 0
+
     def __init__(self, pictures: Pictures, recipe: Recipe, seed: int, device: str) -> None:
-        config, count = recipe.data, len(pictures.x)
-        kept = count - config.validation
-        size = kept if config.size is None else config.size
-        if kept < 1 or size > kept:
-            raise DataError(
-                f"{config.name} has {count} images to train on: data.size ({size}) and "
-                f"data.validation ({config.validation}) are more; lower one of them"
-            )
-        order = torch.randperm(count, generator=generator(seed, "split")).to(device)
-        x, y = pictures.x.to(device), pictures.y.to(device)
+        config = recipe.data
+        train, valid = split(config, len(pictures.x))
+        order = torch.randperm(len(pictures.x), generator=generator(seed, "split")).to(device)
+        given = labels.replaced(pictures.y, pictures.classes, config, seed)
+        x, y = pictures.x.to(device), given.to(device)
         # The images themselves are shared between runs; a split is a list of places.
-        self._splits = {"train": (x, y, order[:size]), "valid": (x, y, order[kept:])}
+        self._splits = {"train": (x, y, order[train]), "valid": (x, y, order[valid])}
+        self.wrong = {
+            name: labels.share_wrong(given, pictures.y, places.cpu())
+            for name, (_, _, places) in self._splits.items()
+            if config.noise and len(places)
+        }
         x, y = pictures.x_test.to(device), pictures.y_test.to(device)
         self._splits["test"] = (x, y, torch.arange(len(x), device=device))
         self.classes = pictures.classes
         _, channels, height, width = pictures.x.shape
-        self.example: tuple[int, int, int] | None = (channels, height, width)
-        self.steps_per_epoch = math.ceil(size / recipe.batch)
+        if height % config.average or width % config.average:
+            raise DataError(
+                f"{config.name} has images of {height}x{width}, which squares of data.average "
+                f"({config.average}) do not fill; choose a divisor of both"
+            )
+        self.example: tuple[int, int, int] | None = (
+            channels,
+            height // config.average,
+            width // config.average,
+        )
+        self.steps_per_epoch = math.ceil(len(self._splits["train"][2]) / recipe.batch)
         self._recipe, self._seed = recipe, seed
         mean, std = torch.tensor(pictures.mean), torch.tensor(pictures.std)
         self._shift = mean.mul(pictures.white).view(-1, 1, 1).to(device)
@@ -86,7 +98,29 @@ class Images:
                 yield Batch(self._normalise(x[part]), y[part])
 
     def _normalise(self, pixels: Tensor) -> Tensor:
-        return pixels.float().sub_(self._shift).mul_(self._scale)
+        values = pixels.float()
+        if self._recipe.data.average > 1:
+            values = F.avg_pool2d(values, self._recipe.data.average)
+        return values.sub_(self._shift).mul_(self._scale)
+
+
+def split(config: DataConfig, count: int) -> tuple[slice, slice]:
+    """Which of ``count`` images in the seed's order are trained on, and which validated on.
+
+    The validation images are the last of all, or with ``within`` the last of the ``size`` ones.
+    """
+    size = count if config.size is None else config.size
+    if config.within:
+        first, last = size - config.validation, size
+    else:
+        first, last = count - config.validation, count
+        size = first if config.size is None else size
+    if first < 1 or last > count or (not config.within and size > first):
+        raise DataError(
+            f"{config.name} has {count} images to train on: data.size ({size}) and "
+            f"data.validation ({config.validation}) are more; lower one of them"
+        )
+    return slice(0, first if config.within else size), slice(first, last)
 
 
 # --- the data sets ----------------------------------------------------------------------------

@@ -44,8 +44,9 @@ class Text:
             for split, tokens in corpus.tokens.items()
         }
         self._training = streams(corpus.tokens["train"], recipe.batch).to(device)
-        self._bptt = recipe.data.bptt
+        self._bptt = self.context = recipe.data.bptt
         self.classes = len(corpus.words)
+        self.wrong: dict[str, float] = {}
         self.steps_per_epoch = math.ceil((len(self._training) - 1) / self._bptt)
 
     def train_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:

@@ -1,16 +1,19 @@
 """The methods by name, in the order in which a combination applies them.
 
 The order matters where methods wrap each other: NSO before the trace penalties, LinBreg before SAM
-before Lookahead.
+before Lookahead before the average of weights.
 """
 
 from __future__ import annotations
 
+from seht.lab.methods.asam import Asam
 from seht.lab.methods.base import Method
 from seht.lab.methods.confidence_penalty import ConfidencePenalty
 from seht.lab.methods.cutout import Cutout
 from seht.lab.methods.dropblock import DropBlock
 from seht.lab.methods.dropout import Dropout
+from seht.lab.methods.early_stopping import EarlyStopping
+from seht.lab.methods.ema import Ema
 from seht.lab.methods.feature_redundancy import FeatureRedundancy
 from seht.lab.methods.fisher import Fisher
 from seht.lab.methods.htr import HtrFull, HtrMiddle
@@ -51,6 +54,9 @@ METHODS: dict[str, type[Method]] = {
         SehtD,
         SehtS,
         Sam,
+        Asam,
         Lookahead,
+        Ema,
+        EarlyStopping,
     )
 }

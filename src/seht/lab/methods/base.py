@@ -6,7 +6,8 @@ the functions it overrides. Several are combined by asking each in turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -84,6 +85,8 @@ class Method:
     passes: int = 1
     """How often a step computes the objective. Where it is 1, call ``optimizer.step()``: plain
     optimisers would run a closure for nothing. Where it is 2 (SAM), ``optimizer.step(closure)``."""
+    chooses: bool = False
+    """Whether a run ends with the weights of the epoch that was best on the validation data."""
     input_gradient: bool = False
     """Whether a term differentiates in ``forward.batch.x``."""
 
@@ -111,6 +114,17 @@ class Method:
         that computes loss and gradient again: the objective once more, ``backward``, clipping.
         """
         return optimizer
+
+    def after_step(self) -> None:
+        """Once after every step of the optimiser."""
+
+    def judged(self) -> AbstractContextManager[None]:
+        """While it is open, the model has the weights that are validated, tested and kept."""
+        return nullcontext()
+
+    def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether training ends before its time; ``rows`` are those of ``metrics.csv``."""
+        return False
 
     def log(self) -> dict[str, float]:
         """Figures of the last step worth a column (trace, penalty)."""

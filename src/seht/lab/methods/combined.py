@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -28,6 +29,7 @@ class Combined(Method):
         self.methods = tuple(methods)
         self.tasks = frozenset.intersection(*(m.tasks for m in methods))  # type: ignore[misc]
         self.passes = max(m.passes for m in methods)
+        self.chooses = any(m.chooses for m in methods)
         self.input_gradient = any(m.input_gradient for m in methods)
         kept = 1.0
         for method in methods:  # smoothing twice keeps (1 - a) (1 - b) of the label
@@ -67,6 +69,23 @@ class Combined(Method):
         for method in self.methods:
             optimizer = method.optimizer(optimizer)
         return optimizer
+
+    def after_step(self) -> None:
+        """Each."""
+        for method in self.methods:
+            method.after_step()
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """One inside the other."""
+        with ExitStack() as held:
+            for method in self.methods:
+                held.enter_context(method.judged())
+            yield
+
+    def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """As soon as one of them says so."""
+        return any(method.stop(rows) for method in self.methods)
 
     def log(self) -> dict[str, float]:
         """Penalties are added up; of other figures the last method's is kept."""

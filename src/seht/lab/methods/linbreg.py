@@ -37,7 +37,12 @@ class LinBregMethod(Method):
         self.weight, self.delta = not_negative("weight", weight), positive("delta", delta)
 
     def configure(self, recipe: Recipe) -> Recipe:
-        """Weight decay 0."""
+        """Weight decay 0, and SGD: its step is one of its own."""
+        if recipe.optim.name != "sgd":
+            raise ValueError(
+                f"linbreg takes the place of SGD, and optim.name is {recipe.optim.name}; leave it "
+                "out, or give --optim.name sgd"
+            )
         return with_decay(recipe, 0.0)
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -43,8 +43,12 @@ def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
 
 
 def detached(hidden: Any) -> Any:
-    """A hidden state (a tensor, or a tuple of them: LSTM) without its graph."""
-    return hidden.detach() if isinstance(hidden, Tensor) else tuple(map(detached, hidden))
+    """A recurrent state without its graph."""
+    if isinstance(hidden, Tensor):
+        return hidden.detach()
+    if isinstance(hidden, (tuple, list)):
+        return tuple(map(detached, hidden))
+    return hidden
 
 
 def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:

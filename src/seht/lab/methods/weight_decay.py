@@ -10,7 +10,9 @@ from seht.lab.methods.checks import not_negative
 
 
 class WeightDecay(Method):
-    """SGD with weight decay: ``g + weight * w`` in place of the gradient g; the paper's baseline.
+    """Weight decay alone: SGD with ``g + weight * w`` in place of g; the paper's baseline.
+
+    With AdamW, ``w - lr * weight * w`` in place of w (arXiv 1711.05101).
 
     Args:
         weight: the recipe's (5e-4 in the paper's image experiments) if not given.

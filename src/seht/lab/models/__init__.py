@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from seht.estimators import unknown
+from seht.lab.models.gpt import GPT, GPTBlock
 from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
 from seht.lab.models.images import resnet18 as resnet18
 from seht.lab.models.mlp import MLP
 from seht.lab.models.parts import ACTIVATIONS, NORMS
-from seht.lab.models.text import GPT, GPTBlock, RecurrentLM
+from seht.lab.models.text import RecurrentLM
 
 if TYPE_CHECKING:
     from seht.lab.config import ModelConfig
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 IMAGE = ("resnet18", "wrn", "cnn")
-TEXT = ("lstm", "gru")
+TEXT = ("lstm", "gru", "gpt")
 
 
 def build(config: ModelConfig, data: Data) -> nn.Module:
@@ -51,6 +52,15 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
     Its weights are drawn from torch's global random state: seed it before. That the network fits
     the data at all is checked with the recipe.
     """
+    if config.name == "gpt":
+        return GPT(
+            vocabulary=data.classes,
+            context=data.context,
+            width=config.embedding,
+            layers=config.layers,
+            heads=config.heads,
+            dropout=config.dropout,
+        )
     if config.name in TEXT:
         return RecurrentLM(
             config.name,

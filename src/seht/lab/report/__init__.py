@@ -17,21 +17,22 @@ from seht.lab.report.rows import build
 __all__ = ["ReportError", "show", "write"]
 
 
-def write(directory: str | Path) -> dict[str, Path]:
+def write(directory: str | Path, power: float | None = None) -> dict[str, Path]:
     """Write the three files into ``directory``; returns their paths by name.
 
     All are rendered before the first is written, and each replaces its predecessor in one go.
+    ``power`` asks for the number of seeds that a difference of that size takes.
     """
-    texts = render(directory)
+    texts = render(directory, power)
     return {name: _replace(Path(directory) / name, text) for name, text in texts.items()}
 
 
-def render(directory: str | Path) -> dict[str, str]:
+def render(directory: str | Path, power: float | None = None) -> dict[str, str]:
     """The three files' texts by their names."""
     from seht.lab.report import page, table
 
     with _sense(directory):
-        rows = build(load(directory))
+        rows = build(load(directory), power)
         return {
             "table.md": table.markdown(rows),
             "table.csv": table.comma_separated(rows),
@@ -54,14 +55,14 @@ def _sense(directory: str | Path) -> Iterator[None]:
         ) from error
 
 
-def show(directory: str | Path) -> None:
+def show(directory: str | Path, power: float | None = None) -> None:
     """Print the table."""
     from rich.console import Console
 
     from seht.lab.report import table, words
 
     with _sense(directory):
-        rows = build(load(directory))
+        rows = build(load(directory), power)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console.width = 120

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from seht.lab import paper
 from seht.lab.report.numbers import interval, measured, plain, significant
 from seht.lab.report.rows import Row, Rows
+from seht.lab.report.stats import Mean
+from seht.lab.robustness import BITS, NOISE
 
-RESULTS, FLATNESS = "results", "flatness"
+RESULTS, BOUGHT, FLATNESS = "results", "bought", "flatness"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def columns(table: Rows) -> list[Column]:
     found[beside:beside] = [
         Column(
             f"difference to\n{baseline} [95 %]",
-            lambda row: interval(row.difference),
+            lambda row: interval(row.difference) + (" *" if row.verdict else ""),
             kind="difference",
         ),
         *(
@@ -49,15 +51,18 @@ def columns(table: Rows) -> list[Column]:
             for key, title in _paper_metrics(table)
         ),
     ]
+    found += _bought(table)
     found += [
         Column("n", count, kind="n"),
+        Column(f"seeds for\n{table.power or 0:g}", _needed, kind="power"),
         Column("cost\nratio", _ratio, FLATNESS, kind="cost", detail=_spread),
+        Column("with\nsearch", _total, FLATNESS, kind="cost"),
         Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
         Column("largest\neigenvalue", _end("largest", "≥"), FLATNESS, kind="eigenvalue"),
         Column("smallest\neigenvalue", _end("smallest", "≤"), FLATNESS, kind="eigenvalue"),
         Column(
-            "stability",
-            lambda row: row.stability or "",
+            "curvature\nat the end",
+            lambda row: curvature(row.stability),
             FLATNESS,
             kind="stability",
             detail=_equilibria,
@@ -72,13 +77,33 @@ def columns(table: Rows) -> list[Column]:
     ]
 
 
+def _bought(table: Rows) -> list[Column]:
+    """What flatness is for: calibration, and what rounded and disturbed weights are worth."""
+    key = f"test_{table.metric.key}"
+    titles = {
+        "test_loss": "test\nloss",
+        "test_ece": "calibration\nerror, %",
+        **{f"{key}_{bits}bit": f"at\n{bits} bits" for bits in BITS},
+        **{f"{key}_noise{share}": f"with\n{share} % noise" for share in NOISE},
+    }
+    made = []
+    for name, title in titles.items():
+        write = measured if name == "test_loss" else plain
+        made.append(
+            Column(title, _metric(table.epoch, name, write), BOUGHT, f"{table.epoch} {name}")
+        )
+    return made
+
+
 def count(row: Row) -> str:
     """The runs behind the means."""
     return str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}"
 
 
-def _metric(epoch: str, key: str) -> Callable[[Row], str]:
-    return lambda row: plain(row.metrics.get((epoch, key)))
+def _metric(
+    epoch: str, key: str, write: Callable[[Mean | None], str] = plain
+) -> Callable[[Row], str]:
+    return lambda row: write(row.metrics.get((epoch, key)))
 
 
 def _end(which: str, bound: str) -> Callable[[Row], str]:
@@ -91,17 +116,41 @@ def _end(which: str, bound: str) -> Callable[[Row], str]:
     return text
 
 
+CURVATURE = {
+    "stable": "upward",
+    "unstable": "partly downward",
+    "marginal": "partly flat",
+    "undecided": "not found",
+}
+"""What a verdict on stability says about the loss around the end."""
+
+
+def curvature(verdicts: str | None) -> str:
+    """``"marginal (2), unstable (1)"`` as ``"partly flat (2), partly downward (1)"``."""
+    words = (verdicts or "").split(", ")
+    said = [word.split(" (") for word in words]
+    return ", ".join(" (".join([CURVATURE.get(word, word), *count]) for word, *count in said)
+
+
 def _equilibria(row: Row) -> str:
     if row.equilibria is None:
         return ""
     yes, known = row.equilibria
     if yes in (0, known):
-        return "(at an equilibrium)" if yes else "(at no equilibrium)"
-    return f"(at an equilibrium: {yes} of {known})"
+        return "(settled)" if yes else "(still moving)"
+    return f"(settled: {yes} of {known})"
+
+
+def _needed(row: Row) -> str:
+    return "" if row.needed is None else f"{row.needed:,}"
 
 
 def _ratio(row: Row) -> str:
     return "" if row.ratio is None else significant(row.ratio[0])
+
+
+def _total(row: Row) -> str:
+    return "" if row.total is None else significant(row.total)
 
 
 def _spread(row: Row) -> str:

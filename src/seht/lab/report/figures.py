@@ -73,6 +73,7 @@ def flatness(table: Rows) -> list[Panel]:
         if row.trace is not None and math.isfinite(row.trace.value)
     }
     costs = {row.method: row.ratio[0] for row in table.rows if row.ratio is not None}
+    totals = {row.method: row.total for row in table.rows if row.total is not None}
     log = all(value > 0 for value in traces.values())
     if len(traces) > 1:
         draw = _dots(table, traces, log=log)
@@ -84,6 +85,11 @@ def flatness(table: Rows) -> list[Panel]:
                 metric,
                 "trace of the Hessian",
             )
+        )
+    if len(totals) > 1:
+        draw, searched = _dots(table, totals, log=True), "a training and its search, × baseline"
+        panels.append(
+            _figure(f"{_bare(metric)} against compute", draw, table.rows, metric, searched)
         )
     if len(costs) > 1:
         draw = _dots(table, costs, log=False)

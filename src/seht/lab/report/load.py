@@ -53,6 +53,8 @@ class Comparison:
     runs: Mapping[tuple[str, int], Run]
     costs: Mapping[str, Mapping[str, Any]]
     version: str | None = None
+    searches: Mapping[str, int] = field(default_factory=dict)
+    """Trainings that the choice of a method's setting took, where there was a search."""
 
     @property
     def name(self) -> str:
@@ -116,7 +118,10 @@ def load(directory: str | Path) -> Comparison:
     costs = _json(top / "cost.json") if (top / "cost.json").is_file() else {}
     if not all(isinstance(cost, dict) for cost in costs.values()):
         raise ReportError(f"{str(top / 'cost.json')!r} is not a table of costs; {_AGAIN}")
-    return Comparison(recipe, methods, seeds, runs, costs, asked.get("version"))
+    grid = _json(top / "grid.json") if (top / "grid.json").is_file() else {}
+    found = grid.get("runs") or {}
+    searches = {name: found[name] for name in methods if isinstance(found.get(name), int)}
+    return Comparison(recipe, methods, seeds, runs, costs, asked.get("version"), searches)
 
 
 _AGAIN = "delete it, and `seht compare` makes it again"

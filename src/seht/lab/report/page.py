@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seht.lab.report import figures, words
-from seht.lab.report.columns import FLATNESS, RESULTS, Column, columns
+from seht.lab.report.columns import BOUGHT, FLATNESS, RESULTS, Column, columns
 from seht.lab.report.numbers import duration
 from seht.lab.report.rows import Row, Rows
 from seht.lab.report.table import is_best
@@ -29,7 +29,7 @@ class Interval:
     width: float
     centre: float
     clear: str
-    """``better``, ``worse`` or empty."""
+    """``better``, ``worse`` or empty, after Holm's correction."""
     beyond: str
     """``left``, ``right`` or both, where it goes on outside the drawing."""
 
@@ -56,6 +56,7 @@ def render(table: Rows) -> str:
         facts=_facts(table),
         tables=[
             ("Results", _grid(table, [c for c in every if c.group == RESULTS])),
+            ("What it buys", _grid(table, [c for c in every if c.group == BOUGHT])),
             ("Cost and flatness", _grid(table, [c for c in every if c.group == FLATNESS])),
         ],
         baseline=comparison.baseline,
@@ -118,7 +119,7 @@ def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
         rank = "best"
     elif is_best(table, row, column.kind, place=1):
         rank = "second"
-    drawn = drawn_interval(table, row, reach) if column.kind == "difference" else None
+    drawn = drawn_interval(row, reach) if column.kind == "difference" else None
     kind = column.kind if column.kind in ("difference", "paper") else ""
     return Cell(column.cell(row), kind, rank, column.detail(row), drawn)
 
@@ -135,13 +136,11 @@ def drawn_reach(rows: Sequence[Row]) -> float:
     return min(ends[-1], 3 * ends[len(ends) // 2])
 
 
-def drawn_interval(table: Rows, row: Row, reach: float) -> Interval | None:
+def drawn_interval(row: Row, reach: float) -> Interval | None:
     """Where it lies in its cell, of which ``reach`` is half."""
     difference = row.difference
     if difference is None or difference.low is None or difference.high is None or not reach:
         return None
-    better = (difference.value > 0) == table.metric.higher
-    clear = ("better" if better else "worse") if difference.clear else ""
 
     def place(value: float) -> float:
         return round(50 + 46 * max(-1.0, min(1.0, value / reach)), 2)
@@ -149,7 +148,7 @@ def drawn_interval(table: Rows, row: Row, reach: float) -> Interval | None:
     low, high = place(difference.low), place(difference.high)
     ends = (("left", difference.low < -reach), ("right", difference.high > reach))
     beyond = " ".join(side for side, goes_on in ends if goes_on)
-    return Interval(low, round(high - low, 2), place(difference.value), clear, beyond)
+    return Interval(low, round(high - low, 2), place(difference.value), row.verdict, beyond)
 
 
 def _legend(table: Rows) -> list[dict[str, Any]]:

@@ -50,6 +50,8 @@ class Row:
     seconds: Mean | None
     ratio: tuple[float, float | None, float | None] | None
     """Cost of a step in the baseline's steps, with what it varied between."""
+    searched: int | None = None
+    """Trainings that the choice of its setting took, where there was a search."""
     largest: Mean | None = None
     smallest: Mean | None = None
     bounds: frozenset[str] = frozenset()
@@ -60,6 +62,19 @@ class Row:
     paper: paper.Row | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     """The compared metric by seed."""
+    p: float | None = None
+    """Of the difference, after Holm's correction over the table."""
+    verdict: str = ""
+    """``better`` or ``worse`` than the baseline, by that; empty where it is not decided."""
+    needed: int | None = None
+    """Seeds that a difference of the asked size takes, from the spread seen."""
+
+    @property
+    def total(self) -> float | None:
+        """Cost of a training and its search, in trainings of the baseline with its setting."""
+        if self.ratio is None or self.searched is None:
+            return None
+        return self.ratio[0] * (1 + self.searched)
 
     @property
     def ours(self) -> bool:
@@ -81,6 +96,8 @@ class Rows:
     quoted: list[paper.Row]
     """Rows of the paper's table that no run stands for."""
     paper: paper.Table | None
+    power: float | None = None
+    """The size of a difference whose number of seeds is asked for."""
 
     @property
     def baseline(self) -> Row:
@@ -95,17 +112,20 @@ class Rows:
             if (epoch, key) in row.metrics
         ]
         finite = [item for item in found if item[0] == item[0]]
-        higher = key.endswith(("top1", "top5"))
+        higher = "top1" in key or "top5" in key
         return [method for _, method in sorted(finite, key=lambda item: item[0], reverse=higher)]
 
 
-def build(comparison: Comparison) -> Rows:
+def build(comparison: Comparison, power: float | None = None) -> Rows:
     """Summarise every method.
 
     Images: the test accuracy after the last epoch, as their schedules end at a learning rate of
     zero. Text: the test perplexity of the weights that were best on the validation text, as is the
     custom where the schedule itself looks at the validation loss. The other one stands beside it.
+    ``power`` asks for the number of seeds that a difference of that size takes.
     """
+    from seht.lab.report.verdicts import judged
+
     text = comparison.text
     metric, epoch = (PERPLEXITY, "best") if text else (TOP1, "last")
     baseline = _values(comparison.of(comparison.baseline), epoch, metric)
@@ -113,11 +133,13 @@ def build(comparison: Comparison) -> Rows:
     rows = []
     for method in comparison.methods:
         rows.append(_row(comparison, method, metric, epoch, baseline, table))
+    rows = judged(rows, metric.higher, power)
     # The paper's layout: its own methods at the end, below a rule.
     rows.sort(key=lambda row: row.ours)
     taken = [row.paper for row in rows if row.paper is not None]
     quoted = [row for row in (table.rows if table else []) if row not in taken]
-    return Rows(comparison, rows, metric, epoch, _shown(comparison, rows), quoted, table)
+    shown = _shown(comparison, rows)
+    return Rows(comparison, rows, metric, epoch, shown, quoted, table, power)
 
 
 def _shown(comparison: Comparison, rows: list[Row]) -> list[tuple[str, str, str]]:
@@ -168,6 +190,7 @@ def _row(
         train_loss=_mean(done, "train_loss"),
         seconds=_mean(done, "seconds"),
         ratio=_ratio(comparison.costs.get(method)),
+        searched=comparison.searches.get(method),
         largest=_mean(done, "eigenvalues", "largest"),
         smallest=_mean(done, "eigenvalues", "smallest"),
         bounds=frozenset(end for end in ENDS if any(_bound(run, end) for run in done)),

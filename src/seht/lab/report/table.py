@@ -89,6 +89,11 @@ def _cells(table: Rows, row: Row) -> Iterator[tuple[str, object]]:
     yield "difference_low", difference and difference.low
     yield "difference_high", difference and difference.high
     yield "difference_n", difference and difference.n
+    yield "difference_p", difference and difference.p
+    yield "difference_p_holm", row.p
+    if table.power is not None:
+        yield "power_difference", table.power
+        yield "power_seeds", row.needed
     for (epoch, key), summary in row.metrics.items():
         yield from _mean(f"{epoch}_{key}", summary)
     for name, found in (
@@ -113,6 +118,9 @@ def _cells(table: Rows, row: Row) -> Iterator[tuple[str, object]]:
             yield f"paper_{key}_stderr", error
     if row.ratio is not None:
         yield from zip(("ratio", "ratio_low", "ratio_high"), row.ratio, strict=True)
+    if row.searched is not None:
+        yield "search_runs", row.searched
+        yield "ratio_with_search", row.total
 
 
 def _mean(name: str, summary: Mean) -> Iterator[tuple[str, object]]:
@@ -144,6 +152,7 @@ _PRIORITY = {
     "last test_top1": 0,
     "best test_perplexity": 0,
     "difference": 1,
+    "power": 2,
     "n": 2,
     "cost": 3,
     "trace": 4,

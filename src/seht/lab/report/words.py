@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
 from seht.lab.report.load import DONE, FAILED, Comparison, Run
 from seht.lab.report.numbers import interval, plain
-from seht.lab.report.rows import Row, Rows
+from seht.lab.report.rows import Rows
+from seht.lab.report.verdicts import BETTER, WORSE, leaders
 
 
 def title(table: Rows) -> str:
@@ -19,29 +21,33 @@ def title(table: Rows) -> str:
 
 
 def lead(table: Rows) -> str:
-    """The answer in a few sentences."""
-    key = f"test_{table.metric.key}"
-    ranked = table.ranked(table.epoch, key)
-    if not ranked:
+    """The answer in a few sentences; no method is called best where the data do not decide."""
+    group = leaders(table)
+    if not group:
         return "No run is done yet."
-    baseline = table.comparison.baseline
-    best = next(row for row in table.rows if row.method == ranked[0])
+    baseline, key = table.comparison.baseline, (table.epoch, f"test_{table.metric.key}")
     what, unit = ("perplexity", "") if table.comparison.text else ("accuracy", " %")
-    value = plain(best.metrics[table.epoch, key])
     so_far = "" if all(run.status == FAILED for run, _ in gaps(table)) else " so far"
-    said = f"The best test {what}{so_far} is that of {best.method}, {value}{unit}"
-    if best.difference is not None:
-        said += f"; difference to {baseline} {interval(best.difference)}"
-    compared = [row for row in table.rows if row.difference and row.difference.low is not None]
+    best = group[0]
+    value = plain(best.metrics[key]) + unit
+    if len(group) > 1:
+        named = [f"{best.method} ({value})", *(row.method for row in group[1:3])]
+        if len(group) > 3:
+            named.append(_count(len(group) - 3, "other"))
+        said = f"Which test {what} is best is not decided{so_far}: these seeds do not tell "
+        said += f"{', '.join(named[:-1])} and {named[-1]} apart"
+    else:
+        said = f"The best test {what}{so_far} is that of {best.method}, {value}"
+        if best.difference is not None:
+            said += f"; difference to {baseline} {interval(best.difference)}"
+    compared = [row for row in table.rows if row.p is not None]
     if not compared:
         return f"{said}."
-    clear = [row for row in compared if row.difference and row.difference.clear]
-    better = sum(_better(table, row) for row in clear)
-    worse = len(clear) - better
+    better, worse = (sum(row.verdict == verdict for row in compared) for verdict in (BETTER, WORSE))
     return (
         f"{said}. Of the {len(compared)} others {_none(better)} {'is' if better == 1 else 'are'} "
-        f"better than {baseline} and {_none(worse)} worse, by a 95 % interval that leaves out zero"
-        f"{_by_chance(len(compared))}"
+        f"better than {baseline} and {_none(worse)} worse (paired t-test at 5 %, Holm's correction "
+        f"for {_count(len(compared), 'comparison')})."
     )
 
 
@@ -49,20 +55,11 @@ def _none(number: int) -> str:
     return str(number or "none")
 
 
-def _by_chance(compared: int) -> str:
-    """Many intervals at 95 % have a few outside by chance; nothing is corrected for that."""
-    if compared < 5:
-        return "."
-    return f" (without any effect, {0.05 * compared:.1g} of {compared} would be, on average)."
-
-
-def _better(table: Rows, row: Row) -> bool:
-    return row.difference is not None and (row.difference.value > 0) == table.metric.higher
-
-
 def brief(table: Rows) -> str:
     """The terminal's caption."""
     said = f"mean ± standard error over n seeds; {_which(table)}; trace: {_trace(table)}"
+    if any(row.verdict for row in table.rows):
+        said += "; *: p below 5 % after Holm's correction"
     gaps_ = gaps(table)
     failed = sum(run.status == FAILED for run, _ in gaps_)
     if failed:
@@ -99,9 +96,20 @@ def glossary(table: Rows) -> Iterator[tuple[str, str]]:
     yield "±", "the standard error of the mean over n seeds (s / √n)."
     yield _compared(table)
     yield f"difference to {c.baseline}", _PAIRED
+    if any(row.p is not None for row in table.rows):
+        yield "*", _HOLM
+    if any(row.needed for row in table.rows):
+        yield f"seeds for {table.power:g}", _NEEDED
+    kept = {key for row in table.rows for _, key in row.metrics}
+    if "test_ece" in kept:
+        yield "calibration error", _CALIBRATION
+    if any(key.endswith("bit") for key in kept):
+        yield "at 8, 4, 3 bits; with 1, 3, 10 % noise", _ROBUSTNESS
     if any(row.ratio for row in table.rows):
         what = f"a training step in steps of {c.baseline}, timed in turns with it in one process."
         yield "cost", what
+    if any(row.total for row in table.rows):
+        yield "with search", _SEARCH
     if any(row.trace for row in table.rows):
         yield "trace", f"{_trace(table)}, its mean over seeds. Smaller is flatter."
     if any(row.weight_norm for row in table.rows):
@@ -111,7 +119,7 @@ def glossary(table: Rows) -> Iterator[tuple[str, str]]:
     if any(row.largest or row.smallest for row in table.rows):
         yield "eigenvalues", _eigenvalues(table)
     if any(row.stability for row in table.rows):
-        yield "stability", _STABILITY
+        yield "curvature at the end", _STABILITY
     if table.paper is not None:
         number = str(c.recipe["paper"]).replace("table", "table ")
         what = f"printed in {paper.SOURCE}, {number} ({table.paper.title})"
@@ -123,15 +131,40 @@ _PAIRED = (
     "of runs with the same seed, so the same initial weights and order of data; the mean over "
     "pairs and Student's 95 % interval."
 )
+_HOLM = (
+    "better or worse than the baseline: the paired t-test's p is below 5 % after Holm's correction "
+    "for all methods of the table. An interval by itself is not corrected. Bold is the best mean, "
+    "decided or not."
+)
+_NEEDED = (
+    "how many would show a difference of that size to the baseline in four of five tables, by the "
+    "strictest step of Holm's correction, from the spread of the differences seen. With few seeds "
+    "that spread is itself rough."
+)
+_CALIBRATION = (
+    "how far a prediction's confidence is from its chance to be right, on the test data in 15 "
+    "equal bins of confidence (expected calibration error). 0 is best."
+)
+_ROBUSTNESS = (
+    "the same figure with the weights rounded to so many bits (to nearest, a scale for each output "
+    "channel), or with Gaussian noise of that share of each tensor's root mean square, one draw a "
+    "run. Weights of two or more dimensions; biases and norms stay."
+)
+_SEARCH = (
+    "one training and the search for its setting, in trainings of the baseline: cost times one "
+    "more than the runs of the search. Chosen by validation accuracy, then loss, on labels as "
+    "noisy as the training ones, with other seeds than those here."
+)
 _TRAINING_LOSS = (
     "plain cross-entropy of the weights at the end, in evaluation mode, on up to 1,000 training "
     "images or 20,000 tokens; in the figures it is the mean over an epoch's steps, as trained."
 )
 _STABILITY = (
-    "of linearised gradient flow at the end, as in the paper's section 3.4: stable if every "
-    "eigenvalue of the Hessian is positive, unstable if one is negative, marginal if one is 0 "
-    "within its error. The theory is one of equilibria: at an equilibrium, the gradient asks for a "
-    "step of less than a thousandth of the weights along the stiffest direction."
+    "of the training loss around the final weights. Upward: every direction leads up, as in a "
+    "minimum. Partly downward: some direction still leads down, as at a saddle. Partly flat: some "
+    "direction is level within the error. Settled: the gradient asks for a step of less than a "
+    "thousandth of the weights along the stiffest direction; otherwise training was still moving. "
+    "The paper's section 3.4 calls these stable, unstable and marginal, at an equilibrium or not."
 )
 
 
@@ -174,7 +207,7 @@ def _about_paper(table: Rows, theirs: paper.Table) -> Iterator[tuple[str, str]]:
         yield "published elsewhere", "; ".join(theirs.elsewhere) + "."
 
 
-_HARMLESS = {"threads", "precision", "eval_batch", "spectrum"}
+_HARMLESS = {"threads", "precision", "eval_batch", "spectrum", "robustness"}
 
 
 def other_recipe(table: Rows) -> str | None:
@@ -205,7 +238,9 @@ def command(comparison: Comparison) -> str:
     """The call that makes this comparison."""
     parts = ["seht", "compare", comparison.name, "--methods", ",".join(comparison.methods)]
     seeds = comparison.seeds
-    parts += ["--seeds", str(len(seeds)) if seeds == list(range(len(seeds))) else str(seeds)]
+    parts += ["--seeds", str(len(seeds))]
+    if seeds and seeds[0]:
+        parts += ["--first-seed", str(seeds[0])]
     for name, value in changes(comparison).items():
         parts += [f"--{name}", written(value)]
     return shlex.join([*parts, "--out", "DIR"])
@@ -214,12 +249,15 @@ def command(comparison: Comparison) -> str:
 def changes(comparison: Comparison) -> dict[str, Any]:
     """Fields that differ from the recipe of that name, as this version of seht knows it."""
     try:
-        from seht.lab.recipes import recipe, to_dict
+        from seht.lab.recipes import from_dict, recipe, to_dict
 
         known = to_dict(recipe(comparison.name))
     except (ImportError, ValueError):
         return {}
-    before, now = dict(flat(known)), dict(flat(comparison.recipe))
+    asked: Mapping[str, Any] = comparison.recipe
+    with suppress(ValueError):  # fields that the record leaves out have their default
+        asked = to_dict(from_dict(asked))
+    before, now = dict(flat(known)), dict(flat(asked))
     return {name: value for name, value in now.items() if before.get(name) != value}
 
 

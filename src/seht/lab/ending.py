@@ -1,0 +1,56 @@
+"""What is measured of a run's weights at its end; the one time the test set is read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from seht.lab.evaluate import LOSS_EXAMPLES, evaluate
+from seht.lab.robustness import robustness
+from seht.lab.training import Training
+
+
+class DivergedError(ArithmeticError):
+    """The loss is not finite any more."""
+
+
+def measures(task: str) -> tuple[str, ...]:
+    """What is measured on a split."""
+    return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")
+
+
+def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, float]:
+    """Of the weights that the model has now: validation (known) and, with ``test``, the test."""
+    task = training.recipe.task
+    valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
+    found = {name: value for name, value in valid.items() if value is not None}
+    if test:
+        figures = evaluate(training.own, training.data.eval_batches("test"), task)
+        if not math.isfinite(figures["loss"]):
+            raise DivergedError(f"the test loss is {figures['loss']} after epoch {row['epoch']}")
+        found |= {f"test_{name}": value for name, value in figures.items()}
+    return found
+
+
+def robust(training: Training, task: str, test: bool) -> dict[str, float]:
+    """What rounding and noise cost the weights that the model has now.
+
+    For one of the tasks only: the report compares the last weights of images, the best of text.
+    """
+    recipe = training.recipe
+    if not (test and recipe.robustness and recipe.task == task):
+        return {}
+    key = "perplexity" if task == "text" else "top1"
+
+    def measure() -> float:
+        return evaluate(training.own, training.data.eval_batches("test"), task)[key]
+
+    found = robustness(training.bare, measure, training.seed)
+    return {f"test_{key}_{name}": value for name, value in found.items()}
+
+
+def train_loss(training: Training) -> float:
+    """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
+    task = training.recipe.task
+    batches = training.data.eval_batches("train", LOSS_EXAMPLES[task])
+    return evaluate(training.own, batches, task)["loss"]

@@ -1,0 +1,42 @@
+"""Early stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seht.lab.config import Recipe
+from seht.lab.epochs import since_best
+from seht.lab.methods.base import Method
+from seht.lab.methods.checks import at_least
+
+
+class EarlyStopping(Method):
+    """Ends with the weights of the epoch that was best on the validation data.
+
+    Best by accuracy and, among equals, by loss; text by loss. The validation labels are as wrong
+    as the training labels where the recipe has noise. Without ``patience`` every epoch is trained
+    and the best one kept, which leaves the schedule of the learning rate alone.
+
+    Args:
+        patience: stop after so many epochs without a new best; never if not given.
+    """
+
+    name = "early-stopping"
+    chooses = True
+
+    def __init__(self, *, patience: int | None = None) -> None:
+        self.patience = None if patience is None else at_least("patience", patience, 1)
+
+    def configure(self, recipe: Recipe) -> Recipe:
+        """There must be something to choose on."""
+        if recipe.task == "image" and not recipe.data.validation:
+            raise ValueError(
+                "early-stopping chooses the epoch on validation images, and data.validation is 0; "
+                "hold some out, for example --data.validation 60"
+            )
+        return recipe
+
+    def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the patience is at its end."""
+        return self.patience is not None and since_best(rows) >= self.patience

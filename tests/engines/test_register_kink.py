@@ -69,6 +69,29 @@ class Composite(Clip):
         return F.hardswish(x)
 
 
+class Within(Clip):
+    """The kink is in an intermediate result, which requires no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (2 * x).clamp(-1, 1) / 2
+
+
+class Smooth(torch.autograd.Function):
+    """With a decision about a constant."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        scale = torch.ones(()).clamp(max=0.5)
+        return (scale * x) * (2 * x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
 # --- custom autograd functions ----------------------------------------------------------------
 
 
@@ -79,8 +102,17 @@ def test_an_unregistered_function_with_a_kink_is_refused(function):
 
 
 def test_a_kink_inside_a_composite_inside_a_function_is_refused():
-    with pytest.raises(seht.KinkError, match="hardsigmoid inside a custom"):
+    with pytest.raises(seht.KinkError, match="relu6 inside a custom"):
         estimate(Composite.apply)
+
+
+def test_a_kink_in_an_intermediate_result_is_refused():
+    with pytest.raises(seht.KinkError, match="clamp inside a custom"):
+        estimate(Within.apply)
+
+
+def test_a_decision_about_a_constant_is_none():
+    assert_right(Smooth.apply, torch.square)
 
 
 @pytest.mark.parametrize("function", [Clip, NewStyle], ids=["old", "new"])

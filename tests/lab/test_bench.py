@@ -298,7 +298,6 @@ def test_memory_of_a_row_that_fails_is_said(capfd):
     "arguments, message",
     [
         (["--model", "resnet"], "did you mean 'resnet18'"),
-        (["--repeats", "0"], "at least 1"),
         (["--out", "no/such/place/RESULTS.md"], "no such directory"),
         (["--join", "no-such-file.json"], "cannot join 'no-such-file.json'"),
         (["--join", __file__], "that `seht bench --json` wrote"),

@@ -126,7 +126,7 @@ def test_what_and_how_well(run):
         ([*mine("small"), "--loss", "measured_mine:summed"], "returns a sum over the examples"),
         ([*mine("small"), "--what", "tarce"], "did you mean 'trace'"),
         ([*mine("small"), "--html", "no/where.html"], "there is no such directory"),
-        ([*mine("small"), "--probes", "0"], "probes must be at least 1"),
+        ([*mine("small"), "--probes", "0"], "--probes: must be a whole number from 1 to"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

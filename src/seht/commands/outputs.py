@@ -7,7 +7,7 @@ import errno
 import os
 import select
 import sys
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 GONE = 141
 """The exit code where a reader has left: what a shell says of a process that SIGPIPE has ended.
@@ -20,7 +20,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse has it, but a failure to write the help is not swallowed."""
+    """As argparse has it, but a mistake is said in one line, without the whole usage before it, and
+    a failure to write the help is not swallowed.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where to read on; exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help says more)\n")
 
     def print_help(self, file: IO[str] | None = None) -> None:  # type: ignore[override]
         """To ``file`` or standard output."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from seht.engines.aliases import Aliases
 from seht.engines.buffers import compiles
+from seht.engines.intermediates import Intermediates
 from seht.engines.kinks import DETACH, IN_PLACE
 from seht.engines.kinks.constants import offset
 from seht.engines.kinks.rules import KinkError, first
@@ -52,6 +53,7 @@ class Recorder(Mode):
         self._places: dict[int, int] = {}
         """Where on the tape a tensor lies that the closure has in its hands, too."""
         self._aliases = Aliases()
+        self._inner = Intermediates()
         self._weights: dict[int, nn.Parameter] = {}
         self.tracker: Tracker | None = None
         """Follows the examples, for per-sample probes."""
@@ -93,10 +95,14 @@ class Recorder(Mode):
         if self.frozen():
             return self._constant(func, args, kwargs)
         rule = self.rule(func)
+        # The user's no_grad is handled above: this is the forward of a custom Function.
+        hidden = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if rule is None or idle(rule, func, args, kwargs):
-            return func(*args, **kwargs)
-        if rule.taped and not torch.is_grad_enabled():
-            # The user's no_grad is handled above: this is the forward of a custom Function.
+            if not hidden:
+                return func(*args, **kwargs)
+            if rule is None or not rule.taped or not self._inner.holds(args, kwargs):
+                return self._inner.follow(args, kwargs, func(*args, **kwargs))
+        if rule.taped and hidden:
             raise KinkError(
                 f"{name(func)} inside a custom autograd.Function decides something that the "
                 "difference engine cannot freeze; wrap its apply with seht.register_kink, or use "

@@ -68,7 +68,7 @@ def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     r""":math:`x \, \mathrm{relu6}(x + 3) / 6`: a smooth factor times a piecewise linear one."""
     x = input.clone() if inplace else input
     # ... which F.hardsigmoid is as well, but without the second derivative that hardswish has.
-    y = x * ((x + 3).clamp(0, 6) / 6)
+    y = x * F.relu6(x + 3) / 6
     return input.copy_(y) if inplace else y
 
 

@@ -191,17 +191,16 @@ class HessianTrace:
     def _whole(self) -> Iterator[Undo]:
         """Around a call: if it fails or is interrupted, nothing of it is left."""
         kept = {name: getattr(self, name) for name in _OWN}
-        guard, unmet, engine = self.guard.state(), self._unmet.state(), self._engine.state()
+        guard, unmet = dict(vars(self.guard)), self._unmet.state()
 
         def back() -> None:
             self.__dict__.update(kept)
             self.guard.__dict__.update(guard)
             self._unmet.load_state(unmet)
-            if engine:
-                self._engine.load_state(engine)
 
         with uninterrupted(), Undo() as undo:
             undo.add(back)
+            undo.add(self._engine.back())
             yield undo
 
     def _step(

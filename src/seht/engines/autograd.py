@@ -18,7 +18,7 @@ runs (:mod:`seht.safe_ops`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -142,6 +142,10 @@ class AutogradEngine:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing to remember."""
+
+    def back(self) -> Callable[[], None]:
+        """Nothing to go back to."""
+        return lambda: None
 
 
 def _run(

@@ -153,6 +153,9 @@ class Engine(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
 
+    def back(self) -> Callable[[], None]:
+        """The way back to what it knows now, for a step that fails."""
+
 
 def split(output: Any) -> tuple[Any, Any, bool]:
     """``(loss, aux, has_aux)`` of what a closure returned."""

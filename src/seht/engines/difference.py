@@ -19,7 +19,9 @@ differentiated at once and one graph lives at a time.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -175,6 +177,15 @@ class DifferenceEngine:
     def state(self) -> dict[str, Any]:
         """The adapted step, for ``state_dict``."""
         return {**self.steps.state(), "draws": self.draws.state()}
+
+    def back(self) -> Callable[[], None]:
+        """The way back to the steps as they are now."""
+        steps, draws = replace(self.steps), self.draws.copy()
+
+        def back() -> None:
+            self.steps, self.draws = steps, draws
+
+        return back
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on with an adapted step, unless one was given."""

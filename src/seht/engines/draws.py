@@ -15,8 +15,8 @@ from seht.engines.steps import StepControl
 Places = tuple[int, ...]
 
 _SETS = 256  # so many are remembered, the last ones
-_FREE = 16  # checks before they are rationed
-_RATION = 128  # one check in so many uses after that: each costs several plain steps
+_FREE = 8  # checks before they are rationed
+_RATION = 64  # one check in so many uses after that: each costs several plain steps
 
 
 @dataclass
@@ -58,6 +58,10 @@ class Draws:
     def pause(self) -> int:
         """Uses until the next check: none at first, few of them later."""
         return 1 if self.checks < _FREE + self.uses / _RATION else _RATION
+
+    def copy(self) -> Draws:
+        """One that later uses do not touch; its controls are never changed, only replaced."""
+        return Draws(dict(self.controls), dict(self.reach), self.uses, self.checks)
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``."""

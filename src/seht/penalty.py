@@ -25,7 +25,7 @@ from seht.engines.state import RandomState, deliver, interruptible, uninterrupte
 from seht.estimators import Estimator
 from seht.guards import Guard, Unmet, warn
 from seht.record import NonFiniteError, StepRecord, check_finite_loss
-from seht.schedule import check_count, check_weight, weight_in_force
+from seht.schedule import Schedule, check_count, check_weight
 from seht.undo import Undo, gathered, kept_gradients
 
 _OWN = ("_calls", "_last", "_plain_loss", "_lean_loss", "_warned_nonfinite")
@@ -66,9 +66,14 @@ class HessianTrace:
         boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own
             (before a final ``log_softmax``); or mark them in the closure with
             :func:`seht.boundary`.
-        every: penalise each k-th step, with k times the weight.
-        warmup: plain steps before the first penalised one.
-        ramp: penalised training starts with a small weight that grows over this many steps.
+        every: penalise each k-th step, with k times the weight; more than 4 lost the gain in
+            trials.
+        warmup: plain steps before the first penalised one, or, below 1, a fraction of the training
+            (``warmup=0.1, total_steps=5000``).
+        ramp: penalised training starts with a small weight that grows over this many steps, or
+            over a fraction.
+        total_steps: how many optimiser steps the training has; Lightning's and Hugging Face's
+            adapters and the lab know it themselves.
         accumulate: so many calls are one step (gradient accumulation).
         limit: multiply the penalty by the detached factor min(1, limit * \|loss\| / \|penalty\|).
         engine: ``"auto"`` or an engine's name.
@@ -93,8 +98,9 @@ class HessianTrace:
         params: probes.ParamSpec = None,
         boundary: str | None = None,
         every: int = 1,
-        warmup: int = 0,
-        ramp: int = 0,
+        warmup: float = 0,
+        ramp: float = 0,
+        total_steps: int | None = None,
         accumulate: int = 1,
         limit: float | None = None,
         engine: str = "auto",
@@ -104,13 +110,7 @@ class HessianTrace:
     ) -> None:
         functional.check_arguments(model, lambda: None)
         functional.check_curvature(curvature)
-        for name, value, least in (
-            ("every", every, 1),
-            ("warmup", warmup, 0),
-            ("ramp", ramp, 0),
-            ("accumulate", accumulate, 1),
-        ):
-            check_count(name, value, least)
+        check_count("accumulate", accumulate, 1)
         if limit is not None and not (math.isfinite(limit) and limit > 0):
             raise ValueError(f"limit must be a positive number or None, not {limit!r}")
         if on_nonfinite not in ("raise", "skip"):
@@ -124,7 +124,10 @@ class HessianTrace:
         self.curvature = curvature
         self.params = params
         self.boundary = boundary
-        self.every, self.warmup, self.ramp, self.accumulate = every, warmup, ramp, accumulate
+        self.schedule = Schedule(every, warmup, ramp, total_steps)
+        self.schedule.warn_if_rare()
+        self._length_given = total_steps is not None
+        self.accumulate = accumulate
         self.limit = limit
         self.on_nonfinite = on_nonfinite
         self.seed = functional.check_seed(seed)
@@ -221,7 +224,7 @@ class HessianTrace:
         shards = self._settle(lean=lean, elsewhere=on is not None)
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
-        weight = weight_in_force(base, step, every=self.every, warmup=self.warmup, ramp=self.ramp)
+        weight = self.schedule.weight(base, step)
         task = None
         self._ranks.look(self.model)
         detour = self._ranks.detour(lean=lean)
@@ -289,6 +292,30 @@ class HessianTrace:
             estimate = self._engine.estimate(replace(task, limit=None), watch=True)
         estimate.loss, estimate.output, estimate.commit = loss, output, buffers.commit
         return estimate
+
+    def lasts(self, total_steps: int) -> None:
+        """The length of the training, from whoever knows it; one that was given stays."""
+        check_count("total_steps", total_steps, 1)
+        if not self._length_given:
+            self.schedule = replace(self.schedule, total_steps=total_steps)
+
+    def close(self) -> None:
+        """The training is over: warn if it ended in the warm-up, so that nothing was penalised."""
+        plain = self.schedule.plain_steps
+        if 0 < self.step <= plain:
+            warn(
+                f"seht: the training ended at step {self.step}, within the warm-up of {plain} steps: "
+                "the penalty did nothing. Give warmup= as a fraction of the training, as in "
+                "warmup=0.1 with total_steps=, or fewer steps."
+            )
+
+    def __enter__(self) -> HessianTrace:
+        """Around a training: ``with seht.HessianTrace(...) as penalty:`` closes it at the end."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
 
     @property
     def step(self) -> int:

@@ -3,22 +3,71 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from seht.guards import warn
 
-def weight_in_force(base: float, step: int, *, every: int, warmup: int, ramp: int) -> float:
-    """The weight of a step, 0 on a plain one.
+_RARE = 4
+"""Penalised more rarely than each fourth step, at as many times the weight, the gain was lost."""
 
-    Penalised are the steps with ``step >= warmup`` and ``(step - warmup) % every == 0``, at
-    ``every`` times the weight, which grows over the first ``ramp`` of them.
+
+@dataclass(frozen=True)
+class Schedule:
+    """Plain steps first, then every k-th one penalised, with a weight that may grow.
+
+    ``warmup`` and ``ramp`` are whole numbers of steps, or fractions below 1 of ``total_steps``.
     """
-    since = step - warmup
-    if since < 0 or since % every:
-        return 0.0
-    grown = min(1.0, (since + 1) / ramp) if ramp else 1.0
-    return base * grown * every
+
+    every: int = 1
+    warmup: float = 0
+    ramp: float = 0
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every, 1)
+        for name in ("warmup", "ramp"):
+            check_length(name, getattr(self, name))
+        if self.total_steps is not None:
+            check_count("total_steps", self.total_steps, 1)
+
+    def warn_if_rare(self) -> None:
+        """Warn of penalised steps that are too rare, and too strong."""
+        if self.every > _RARE:
+            warn(
+                f"seht: every={self.every} puts {self.every} times the weight on single steps, too "
+                f"much of it for the loss to mend in between; take every={_RARE} or less"
+            )
+
+    def weight(self, base: float, step: int) -> float:
+        """The weight of a step, 0 on a plain one.
+
+        Penalised are the steps with ``step >= warmup`` and ``(step - warmup) % every == 0``, at
+        ``every`` times the weight, which grows over the first ``ramp`` of them.
+        """
+        since, ramp = step - self.plain_steps, self._steps("ramp")
+        if since < 0 or since % self.every:
+            return 0.0
+        grown = min(1.0, (since + 1) / ramp) if ramp else 1.0
+        return base * grown * self.every
+
+    @property
+    def plain_steps(self) -> int:
+        """How many steps the warm-up has."""
+        return self._steps("warmup")
+
+    def _steps(self, name: str) -> int:
+        length = getattr(self, name)
+        if not 0 < length < 1:
+            return int(length)
+        if self.total_steps is None:
+            raise ValueError(
+                f"{name}={length:g} is a fraction of the training, whose length is not known; pass "
+                f"total_steps=, the number of its optimiser steps, or {name}= as a number of steps"
+            )
+        return round(length * self.total_steps)
 
 
 def check_weight(weight: Any) -> float:
@@ -38,3 +87,15 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_length(name: str, value: Any) -> None:
+    """A whole number of steps, or a fraction of the training."""
+    if isinstance(value, float):
+        if not 0 < value < 1:
+            raise ValueError(
+                f"{name} must be a whole number of steps, or a fraction between 0 and 1 of "
+                f"total_steps, not {value!r}"
+            )
+        return
+    check_count(name, value, 0)

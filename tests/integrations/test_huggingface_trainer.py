@@ -219,3 +219,24 @@ def test_what_the_penalty_cannot_know(tmp_path):
     args.gradient_accumulation_steps = 4
     with pytest.warns(seht.PenaltyWarning, match=r"accumulate=4\)"):
         SehtTrainer(model=model, args=args, penalty=penalty)
+
+
+def test_the_length_of_the_training(tmp_path):
+    """Half of it is a warm-up; and one that never ends is said."""
+    found = []
+
+    class Noting(SehtTrainer):
+        def training_step(self, *args, **kwargs):
+            loss = super().training_step(*args, **kwargs)
+            found.append(self.penalty.last.trace is not None)
+            return loss
+
+    def train(warmup):
+        model = Classifier()
+        penalty = seht.HessianTrace(model, **{**OPTIONS, "warmup": warmup})
+        trainer_of(tmp_path, model, classes(), kind=Noting, penalty=penalty).train()
+
+    train(0.5)
+    assert found == [False] * (STEPS * ACCUMULATE // 2) + [True] * (STEPS * ACCUMULATE // 2)
+    with pytest.warns(seht.PenaltyWarning, match="within the warm-up of 500"):
+        train(500)

@@ -119,3 +119,14 @@ def test_a_module_without_a_penalty(tmp_path):
 def test_accumulation_that_differs(tmp_path):
     with pytest.warns(seht.PenaltyWarning, match="accumulate=2"):
         trainer_of(tmp_path, fast_dev_run=1).fit(Module(accumulate=1), runs.loader())
+
+
+def test_the_length_of_the_training(tmp_path):
+    """Half of it is a warm-up; and one that never ends is said."""
+    model = Module(warmup=0.5)
+    trainer_of(tmp_path).fit(model, runs.loader())
+    steps = len(model.records) // runs.ACCUMULATE
+    found = [record.trace is not None for record in model.records[:: runs.ACCUMULATE]]
+    assert found == [False] * (steps // 2) + [True] * (steps - steps // 2)
+    with pytest.warns(seht.PenaltyWarning, match="within the warm-up of 500"):
+        trainer_of(tmp_path).fit(Module(warmup=500), runs.loader())

@@ -2,7 +2,7 @@
 
 .. code-block:: python
 
-    penalty = seht.HessianTrace(model, weight=1e-4, curvature="ggn", boundary="lm_head", warmup=500)
+    penalty = seht.HessianTrace(model, weight=1e-4, curvature="ggn", boundary="lm_head", warmup=0.1)
     trainer = SehtTrainer(model=model, args=args, train_dataset=data, penalty=penalty)
 
 ``SehtMixin`` does the same for a Trainer of your own or another library's:
@@ -27,11 +27,26 @@ STATE = "seht.pt"
 """The penalty's state, inside a checkpoint's folder."""
 
 
-class SaveState(TrainerCallback):
-    """Writes the penalty's state into each checkpoint the Trainer has saved."""
+class Follow(TrainerCallback):
+    """Tells the penalty how long the training is and when it ends, and writes its state into each
+    checkpoint the Trainer has saved.
+    """
 
     def __init__(self, penalty: HessianTrace) -> None:
         self.penalty = penalty
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The number of optimiser steps is known now."""
+        if state.max_steps > 0:
+            self.penalty.lasts(state.max_steps)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """A training that ended in the warm-up is said."""
+        self.penalty.close()
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -58,7 +73,7 @@ class SehtMixin:
         super().__init__(*args, **kwargs)
         self.penalty = penalty
         trainer: Any = self
-        trainer.add_callback(SaveState(penalty))
+        trainer.add_callback(Follow(penalty))
         check_accumulation(penalty, trainer.args.gradient_accumulation_steps)
 
     def compute_loss(

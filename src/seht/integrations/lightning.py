@@ -6,7 +6,7 @@
         def __init__(self):
             super().__init__()
             self.net = ...
-            self.penalty = seht.HessianTrace(self.net, weight=1e-3, curvature="ggn", warmup=500)
+            self.penalty = seht.HessianTrace(self.net, weight=1e-3, curvature="ggn", warmup=0.1)
 
         def training_step(self, batch):
             x, y = batch
@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from seht.integrations import check_accumulation, log_values
@@ -44,8 +45,16 @@ class SehtCallback(Callback):
         self.attribute, self.prefix = attribute, prefix
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the penalty before the first batch."""
-        check_accumulation(self._penalty(pl_module), trainer.accumulate_grad_batches)
+        """Look for the penalty before the first batch, and tell it how long the training is."""
+        penalty = self._penalty(pl_module)
+        check_accumulation(penalty, trainer.accumulate_grad_batches)
+        steps = trainer.estimated_stepping_batches
+        if math.isfinite(steps) and steps > 0:
+            penalty.lasts(int(steps))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A training that ended in the warm-up is said."""
+        self._penalty(pl_module).close()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any

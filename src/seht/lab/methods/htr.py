@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from torch import nn
 
+from seht import HessianTrace
 from seht.estimators import SehtH as Estimator
+from seht.guards import PenaltyWarning
 from seht.lab.methods.checks import at_least, share
 from seht.lab.methods.trace import TracePenalty
 
@@ -34,8 +39,14 @@ class HtrMiddle(TracePenalty):
             weight=weight / at_least("every", every, 1),
             estimator=Estimator(probes=probes, distribution="gaussian"),
             every=every,
-            start=share("start", start, one=True),
+            warmup=share("start", start, one=False) or 0,
         )
+
+    def make(self, model: nn.Module, **changes: Any) -> HessianTrace:
+        """That its steps are rare is the method's own, and so is their weight."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PenaltyWarning)
+            return super().make(model, **changes)
 
     def params(self, model: nn.Module) -> list[str]:
         """The middle half."""

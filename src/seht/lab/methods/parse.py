@@ -8,6 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +166,11 @@ def _converted(what: str, hint: Any, value: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if type(None) in kinds and (value is None or str(value).lower() == "none"):
         return None
-    (kind,) = (k for k in kinds if k is not type(None))
+    kind, *more = (k for k in kinds if k is not type(None))
+    if more:  # a number of steps, or a fraction of them
+        with suppress(ValueError):
+            return _converted(what, kind, value)
+        return _converted(what, *more, value)
     try:
         if kind is bool:
             return _BOOLEANS[str(value).lower()]

@@ -22,8 +22,8 @@ class SehtD(TracePenalty):
         curvature: hessian or ggn.
         params: a glob pattern of tensors; all of two or more dimensions if not given.
         every: penalise each k-th step, at k times the weight.
-        warmup: plain steps before the first penalised one.
-        ramp: steps over which the weight grows.
+        warmup: plain steps before the first penalised one, or a fraction of the training.
+        ramp: steps, or a fraction of the training, over which the weight grows.
         limit: the largest ratio of penalty to loss.
         engine: auto, difference or autograd.
         on_nonfinite: raise or skip.
@@ -45,8 +45,8 @@ class SehtD(TracePenalty):
         curvature: str = "hessian",
         params: str | None = None,
         every: int = 1,
-        warmup: int = 0,
-        ramp: int = 0,
+        warmup: int | float = 0,
+        ramp: int | float = 0,
         limit: float | None = None,
         engine: str = "auto",
         on_nonfinite: str = "raise",

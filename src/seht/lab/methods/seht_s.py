@@ -23,8 +23,8 @@ class SehtS(TracePenalty):
         curvature: hessian or ggn.
         params: a glob pattern of tensors; all of two or more dimensions if not given.
         every: penalise each k-th step, at k times the weight.
-        warmup: plain steps before the first penalised one.
-        ramp: steps over which the weight grows.
+        warmup: plain steps before the first penalised one, or a fraction of the training.
+        ramp: steps, or a fraction of the training, over which the weight grows.
         limit: the largest ratio of penalty to loss.
         on_nonfinite: raise or skip.
         kappa: the difference engine's relative step, adapted if not given.
@@ -42,8 +42,8 @@ class SehtS(TracePenalty):
         curvature: str = "hessian",
         params: str | None = None,
         every: int = 1,
-        warmup: int = 0,
-        ramp: int = 0,
+        warmup: int | float = 0,
+        ramp: int | float = 0,
         limit: float | None = None,
         on_nonfinite: str = "raise",
         kappa: float | None = None,

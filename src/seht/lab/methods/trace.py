@@ -37,13 +37,11 @@ class TracePenalty(Method):
         engine = {"kappa": kappa, "two_sided": two_sided}
         self.options = {**options, **{name: value for name, value in engine.items() if value}}
         # A wrong option should fail here, not when data and model have been built.
-        self.make(_Smallest(), params=None, steps=1)
+        self.make(_Smallest(), params=None, total_steps=1)
 
     def make(self, model: nn.Module, **changes: Any) -> HessianTrace:
-        """The penalty of a model; ``steps`` is the length of the training."""
-        options = {**self.options, **changes}
-        warmup = round(options.pop("start", 0.0) * options.pop("steps"))
-        return HessianTrace(model, **{"warmup": warmup, **options})
+        """The penalty of a model; ``total_steps`` is the length of the training."""
+        return HessianTrace(model, **{**self.options, **changes})
 
     def params(self, model: nn.Module) -> str | Sequence[str] | None:
         """Which tensors are probed."""
@@ -54,7 +52,7 @@ class TracePenalty(Method):
         self.penalty = self.make(
             run.model,
             params=self.params(run.model),
-            steps=run.steps,
+            total_steps=run.steps,
             seed=run.seed,
             accumulate=run.passes,
         )

@@ -304,8 +304,8 @@ class HessianTrace:
         plain = self.schedule.plain_steps
         if 0 < self.step <= plain:
             warn(
-                f"seht: the training ended at step {self.step}, within the warm-up of {plain} steps: "
-                "the penalty did nothing. Give warmup= as a fraction of the training, as in "
+                f"seht: the training ended at step {self.step}, within the warm-up of {plain} "
+                "steps: the penalty did nothing. Give warmup= as a fraction of the training, as in "
                 "warmup=0.1 with total_steps=, or fewer steps."
             )
 

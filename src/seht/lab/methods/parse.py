@@ -170,7 +170,7 @@ def _converted(what: str, hint: Any, value: Any) -> Any:
     if more:  # a number of steps, or a fraction of them
         with suppress(ValueError):
             return _converted(what, kind, value)
-        return _converted(what, *more, value)
+        return _converted(what, more[0], value)
     try:
         if kind is bool:
             return _BOOLEANS[str(value).lower()]

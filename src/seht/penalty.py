@@ -24,7 +24,7 @@ from seht.engines.shards import find as find_shards
 from seht.engines.state import RandomState, deliver, interruptible, uninterrupted
 from seht.estimators import Estimator
 from seht.guards import Guard, Unmet, warn
-from seht.record import NonFiniteError, StepRecord, check_finite_loss
+from seht.record import StepRecord, check_finite_loss, raise_nonfinite
 from seht.schedule import Schedule, check_count, check_weight
 from seht.undo import Undo, gathered, kept_gradients
 
@@ -301,13 +301,7 @@ class HessianTrace:
 
     def close(self) -> None:
         """The training is over: warn if it ended in the warm-up, so that nothing was penalised."""
-        plain = self.schedule.plain_steps
-        if 0 < self.step <= plain:
-            warn(
-                f"seht: the training ended at step {self.step}, within the warm-up of {plain} "
-                "steps: the penalty did nothing. Give warmup= as a fraction of the training, as in "
-                "warmup=0.1 with total_steps=, or fewer steps."
-            )
+        self.schedule.warn_if_unused(self.step)
 
     def __enter__(self) -> HessianTrace:
         """Around a training: ``with seht.HessianTrace(...) as penalty:`` closes it at the end."""
@@ -375,7 +369,14 @@ class HessianTrace:
                 total = estimate.loss + used * estimate.trace
             self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=task.weight)
         else:
-            self._nonfinite(step, trace)
+            if self.on_nonfinite == "raise":
+                raise_nonfinite(step, trace)
+            if not self._warned_nonfinite:
+                self._warned_nonfinite = True
+                warn(
+                    f"seht: the trace estimate is {trace} at step {step}; the penalty is left out "
+                    "on such steps (on_nonfinite='skip')"
+                )
             total = estimate.loss if total is None else total
         error = estimate.error
         if estimate.learn is not None:
@@ -397,20 +398,6 @@ class HessianTrace:
             shared=estimate.shared,
         )
         return total
-
-    def _nonfinite(self, step: int, trace: float) -> None:
-        if self.on_nonfinite == "raise":
-            raise NonFiniteError(
-                f"the trace estimate is {trace} at step {step} although the loss is finite; lower "
-                "the learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty "
-                "out on such steps"
-            )
-        if not self._warned_nonfinite:
-            self._warned_nonfinite = True
-            warn(
-                f"seht: the trace estimate is {trace} at step {step}; the penalty is left out on "
-                "such steps (on_nonfinite='skip')"
-            )
 
     def _base_weight(self, step: int) -> float:
         if not callable(self.weight):

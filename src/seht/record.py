@@ -1,9 +1,10 @@
-"""What one step did, and what is wrong with numbers that are none."""
+"""What one step did, and what is said about numbers that are not finite."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 class NonFiniteError(RuntimeError):
@@ -44,3 +45,12 @@ def check_finite_loss(loss: float) -> None:
             f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
             "batch that gives it"
         )
+
+
+def raise_nonfinite(step: int, trace: float) -> NoReturn:
+    """The estimate is not finite, and the loss is."""
+    raise NonFiniteError(
+        f"the trace estimate is {trace} at step {step} although the loss is finite; lower the "
+        "learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty out on such "
+        "steps"
+    )

@@ -41,6 +41,15 @@ class Schedule:
                 f"much of it for the loss to mend in between; take every={_RARE} or less"
             )
 
+    def warn_if_unused(self, step: int) -> None:
+        """Warn of a training that ended within the warm-up."""
+        if 0 < step <= self.plain_steps:
+            warn(
+                f"seht: the training ended at step {step}, within the warm-up of {self.plain_steps} "
+                "steps: the penalty did nothing. Give warmup= as a fraction of the training, as in "
+                "warmup=0.1 with total_steps=, or fewer steps."
+            )
+
     def weight(self, base: float, step: int) -> float:
         """The weight of a step, 0 on a plain one.
 

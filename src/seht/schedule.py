@@ -45,8 +45,8 @@ class Schedule:
         """Warn of a training that ended within the warm-up."""
         if 0 < step <= self.plain_steps:
             warn(
-                f"seht: the training ended at step {step}, within the warm-up of {self.plain_steps} "
-                "steps: the penalty did nothing. Give warmup= as a fraction of the training, as in "
+                f"seht: the training ended at step {step}, within the warm-up of "
+                f"{self.plain_steps} steps: the penalty did nothing. Give warmup= as a fraction of the training, as in "
                 "warmup=0.1 with total_steps=, or fewer steps."
             )
 

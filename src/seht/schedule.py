@@ -46,8 +46,8 @@ class Schedule:
         if 0 < step <= self.plain_steps:
             warn(
                 f"seht: the training ended at step {step}, within the warm-up of "
-                f"{self.plain_steps} steps: the penalty did nothing. Give warmup= as a fraction of the training, as in "
-                "warmup=0.1 with total_steps=, or fewer steps."
+                f"{self.plain_steps} steps: the penalty did nothing. Give warmup= as a fraction of "
+                "the training, as in warmup=0.1 with total_steps=, or fewer steps."
             )
 
     def weight(self, base: float, step: int) -> float:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -208,8 +209,13 @@ ESTIMATORS: dict[str, type[SehtH] | type[SehtD] | type[SehtS]] = {
 }
 
 
-def make(estimator: str | Estimator, options: dict[str, Any]) -> Estimator:
-    """The estimator of that name with these options, or the user's own object as it is."""
+def make(
+    estimator: str | Estimator, options: dict[str, Any], beside: Iterable[str] = ()
+) -> Estimator:
+    """The estimator of that name with these options, or the user's own object as it is.
+
+    ``beside`` are names that may be given too, and misspelt: they are suggested.
+    """
     if not isinstance(estimator, str):
         if not isinstance(estimator, Estimator) or isinstance(estimator, type):
             raise TypeError(
@@ -232,7 +238,7 @@ def make(estimator: str | Estimator, options: dict[str, Any]) -> Estimator:
             others = [name for name, c in ESTIMATORS.items() if hasattr(c, option)]
             if others:
                 raise ValueError(f"{option} is an option of {_names(others)}, not of {estimator}")
-            raise ValueError(f"{estimator}: {unknown('option', option, known)}")
+            raise ValueError(f"{estimator}: {unknown('option', option, [*known, *beside])}")
     return cls(**options)
 
 

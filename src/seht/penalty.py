@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from seht import estimators, functional, probes
 from seht.distributed import Ranks
-from seht.engines import make_engine
+from seht.engines import engine_options, make_engine
 from seht.engines.alone import alone
 from seht.engines.base import Closure, Estimate, Task, check_loss, split
+from seht.engines.boundary import check_boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.closures import Guarded
 from seht.engines.sharded import refuse_forms
@@ -119,10 +121,12 @@ class HessianTrace:
             params = tuple(params)  # a generator would be empty at the second step
         self.model = model
         self.weight = weight if callable(weight) else check_weight(weight)
-        own, engine_options = functional.split_options(options)
-        self.estimator = estimators.make(estimator, own)
+        own, of_engine = functional.split_options(options)
+        beside = [*inspect.signature(HessianTrace).parameters, *engine_options()]
+        self.estimator = estimators.make(estimator, own, beside)
         self.curvature = curvature
         self.params = params
+        check_boundary(model, boundary)
         self.boundary = boundary
         self.schedule = Schedule(every, warmup, ramp, total_steps)
         self.schedule.warn_if_rare()
@@ -133,7 +137,7 @@ class HessianTrace:
         self.seed = functional.check_seed(seed)
         self.guard = Guard()
         self._unmet = Unmet()
-        self._engine = make_engine(engine, engine_options)
+        self._engine = make_engine(engine, of_engine)
         functional.check_pair(self._engine, self.estimator)
         self._ranks = Ranks()
         self._calls = 0

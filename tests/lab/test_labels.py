@@ -194,10 +194,12 @@ def test_noisy_recipes(name):
     assert (made.data.noise, made.data.noise_kind, made.paper) == (0.4, "uniform", None)
     assert made.data.within and made.data.validation
     trace = made.settings["seht-h"]
-    kept = (made.data.size or 50_000) - made.data.validation
-    steps = made.epochs * -(-kept // made.batch)
-    assert trace["warmup"] == steps // 10
-    assert trace["every"] == 2 and trace["curvature"] == "ggn" and "limit" not in trace
+    assert (
+        trace["warmup"] == 0.1
+        and trace["every"] == 2
+        and trace["curvature"] == "ggn"
+        and "limit" not in trace
+    )
 
 
 def test_their_names():

@@ -5,8 +5,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from training import IMAGE, TEXT
+from training import IMAGE, TEXT, Trainer
 
+from seht.guards import PenaltyWarning
 from seht.lab.methods import METHODS
 from seht.lab.methods.parse import options, parse, split_list
 
@@ -152,3 +153,10 @@ def test_lengths_are_steps_or_fractions():
         parse("seht-h(warmup=1.5)")
     with pytest.raises(ValueError, match="seht-h: warmup must be a number, not 'soon'"):
         parse("seht-h(warmup=soon)")
+
+
+def test_a_warm_up_as_long_as_the_training_is_said():
+    with pytest.warns(
+        PenaltyWarning, match=r"seht-h penalises nothing here.*seht-h\(warmup=0\.1\)"
+    ):
+        Trainer("seht-h(warmup=1000)", IMAGE)

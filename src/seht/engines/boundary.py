@@ -214,6 +214,13 @@ class Boundary:
             raise linear()
 
 
+def check_boundary(model: nn.Module, name: object) -> None:
+    """Refuse what names no module of the model, before the first step."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"boundary must be the name of a module, not {name!r}")
+    _find(model, name)
+
+
 def _find(model: nn.Module, name: str | None) -> nn.Module:
     if name is None:
         return model

@@ -33,8 +33,9 @@ _PIECES = frozenset(
 )
 """Backward functions (of a gradient and an input) that decide by the input, and no more."""
 _WAYS = (
-    'take curvature="hessian", or say which tensor holds the logits: name the module that puts it '
-    'out with boundary="module.name", or mark it in the closure with seht.boundary(logits)'
+    'take curvature="hessian" (0 as well where the network is piecewise linear, as with ReLU), or '
+    "say which tensor holds the logits: name the module that puts it out with "
+    'boundary="module.name", or mark it in the closure with seht.boundary(logits)'
 )
 
 

@@ -126,7 +126,8 @@ class ShardedPasses(Passes):
         cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
         others = [leaf for leaf in found if id(leaf) not in {*gathered, *shards, *cut}]
         self.leaves = [*(w for w in shards.values() if w.requires_grad), *others]
-        self._meet({id(leaf) for leaf in others}, roots)
+        whole = {id(p) for p in self.task.model.parameters()}  # a part may not be sharded
+        self._meet({id(leaf) for leaf in others} - whole, roots)
         if self.older:
             met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found}
             drawn = {n: met.get(id(w), w) for n, w in self.task.weights.items()}

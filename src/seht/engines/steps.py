@@ -43,6 +43,7 @@ _GAP = 512  # steps between checks, in the long run
 _LOOKS = 6  # at so many steps in one check
 _AGREE = 3  # so many checks of different probes must agree before their error is one of all
 _FACTOR = 1.5  # ... to within this factor
+_HIDDEN = 27.0  # the logarithm of an error that stands for any larger one, infinite ones included
 LARGEST = 0.3
 """The relative step never grows beyond this."""
 
@@ -86,7 +87,7 @@ class StepControl:
         """The error of a probe that nobody looks at: known where those of others were alike."""
         if self.looks < _AGREE or self.spread > math.log(_FACTOR):
             return None
-        return math.exp(self.level)
+        return math.exp(self.level) if self.level < _HIDDEN else math.inf
 
     @property
     def due(self) -> bool:
@@ -124,7 +125,7 @@ class StepControl:
             self._warn(seen.rounded(a, b))
 
     def _remember(self, error: float, *, moved: bool) -> None:
-        x = math.log(min(max(error, 1e-12), 1e12))
+        x = min(math.log(max(error, 1e-12)), _HIDDEN)
         if moved or not self.looks:
             self.looks, self.level, self.spread, self.gap = 0, x, 0.0, 4
         self.looks += 1

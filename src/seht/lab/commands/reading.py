@@ -35,7 +35,7 @@ def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Rec
     return recipes.override(recipe, given | dict(_settings(arguments)))
 
 
-_INTERNAL = frozenset({"argv", "command", "extras", "recipe", "rest", "run", "version"})
+_INTERNAL = frozenset({"argv", "command", "extra", "extras", "recipe", "rest", "run", "version"})
 
 
 def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:

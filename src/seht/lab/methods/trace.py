@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from seht import HessianTrace
+from seht.guards import warn
 from seht.lab.methods.base import Closure, Method, Run
 
 
@@ -56,6 +57,12 @@ class TracePenalty(Method):
             seed=run.seed,
             accumulate=run.passes,
         )
+        plain = self.penalty.schedule.plain_steps
+        if plain >= run.steps:
+            warn(
+                f"{self.name} penalises nothing here: its warm-up of {plain} steps outlasts the "
+                f"training of {run.steps}; give it as a fraction, {self.name}(warmup=0.1)"
+            )
 
     def objective(self, closure: Closure) -> Closure:
         """Penalties add up: the trace is that of the loss without the other penalties."""

@@ -38,16 +38,16 @@ def cifar10_16() -> Recipe:
         epochs=40,
         threads=1,
         settings={
-            "seht-h": gauss_newton(3e-3, steps=520),
+            "seht-h": gauss_newton(3e-3),
             "sam": {"rho": 0.1},
             "cutout": {"size": 8},
         },
     )
 
 
-def gauss_newton(weight: float, *, steps: int) -> dict[str, Any]:
+def gauss_newton(weight: float) -> dict[str, Any]:
     """The Gauss-Newton trace where it has proved itself: a tenth plain, then every second step."""
-    return {"weight": weight, "curvature": "ggn", "every": 2, "warmup": steps // 10}
+    return {"weight": weight, "curvature": "ggn", "every": 2, "warmup": 0.1}
 
 
 def digits() -> Recipe:

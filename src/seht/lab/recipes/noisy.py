@@ -20,27 +20,27 @@ NOISE = 0.4
 
 def digits_noisy() -> Recipe:
     """300 of scikit-learn's digits, 60 of them for validation: a second for a run."""
-    return _noisy(digits(), gauss_newton(1e-2, steps=300), validation=60)
+    return _noisy(digits(), gauss_newton(1e-2), validation=60)
 
 
 def cifar10_16_noisy() -> Recipe:
     """cifar10-16: 2,000 images averaged to 16x16, 400 of them for validation."""
-    return _noisy(cifar10_16(), gauss_newton(3e-3, steps=520), validation=400)
+    return _noisy(cifar10_16(), gauss_newton(3e-3), validation=400)
 
 
 def cifar10_low_noisy() -> Recipe:
     """cifar10-low: 2,000 images, 400 of them for validation."""
-    return _noisy(cifar10_low(), gauss_newton(3e-3, steps=520), validation=400)
+    return _noisy(cifar10_low(), gauss_newton(3e-3), validation=400)
 
 
 def cifar10_noisy() -> Recipe:
     """cifar10, the paper's network and schedule: 50,000 images, 5,000 of them for validation."""
-    return _noisy(cifar10(), gauss_newton(3e-3, steps=281_400), validation=5000)
+    return _noisy(cifar10(), gauss_newton(3e-3), validation=5000)
 
 
 def cifar10_noisy_small() -> Recipe:
     """cifar10-small: 5,000 images, 1,000 of them for validation."""
-    made = _noisy(cifar10_small(), gauss_newton(3e-3, steps=630), validation=1000)
+    made = _noisy(cifar10_small(), gauss_newton(3e-3), validation=1000)
     return dataclasses.replace(made, name="cifar10-noisy-small")
 
 

@@ -42,7 +42,7 @@ from seht.engines.boundary import Boundary
 from seht.engines.buffers import BorrowedBuffers
 from seht.engines.checkpoints import checkpoints
 from seht.engines.curved import slope
-from seht.engines.flat import NotTwice, look, twice
+from seht.engines.flat import NotTwice, look, make_of, twice
 from seht.engines.graph import quiet
 from seht.engines.mode import Generators
 from seht.engines.once import refuse_once
@@ -84,8 +84,8 @@ class AutogradEngine:
 
     def __init__(self, *, precision: str = "full") -> None:
         self.precision = check_precision(precision)
-        self._curved = False
-        """For the Gauss-Newton trace: whether a first step has looked at the loss's curvature."""
+        self._looked: set[frozenset[str]] = set()
+        """For the Gauss-Newton trace: the makes of loss whose curvature was looked at."""
 
     def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
@@ -125,8 +125,7 @@ class AutogradEngine:
                 if boundary is None:
                     trace, unused = hutchinson(source, task)
                 else:
-                    trace, unused = gauss_newton(source, boundary, task, first=not self._curved)
-                    self._curved = True
+                    trace, unused = gauss_newton(source, boundary, task, self._looked)
             solid([trace])
             if precision.wide or (lean and precision.apart):
                 loss, trace = precision.handed_on([loss, trace])
@@ -202,7 +201,7 @@ def product(gradient: dict[str, Tensor], sigma: Directions, task: Task) -> Tenso
 
 
 def gauss_newton(
-    loss: Tensor, boundary: Boundary, task: Task, *, first: bool = False
+    loss: Tensor, boundary: Boundary, task: Task, looked: set[frozenset[str]]
 ) -> tuple[Tensor, tuple[str, ...]]:
     r""":math:`z'^T H_{out} z'` with :math:`z' = J\sigma`, exactly.
 
@@ -212,8 +211,10 @@ def gauss_newton(
     z = boundary.outputs
     gradient, curved = slope(loss, z) if z else ([], False)
     boundary.check(curved)
-    if first:
+    make = make_of(loss, z)
+    if make not in looked:
         look(gradient, z)
+        looked.add(make)
     omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
     u = [torch.zeros_like(part, requires_grad=True) for part in z]
     found = torch.autograd.grad(z, list(omega.values()), u, create_graph=True, allow_unused=True)

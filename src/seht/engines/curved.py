@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seht.engines.flat import look, twice
+from seht.engines.flat import look, make_of, twice
 from seht.engines.graph import leaves_of, quiet
 from seht.engines.once import refuse_once
 from seht.engines.orders import refuse_wrong
@@ -63,13 +63,18 @@ class Curvature:
         else:
             self._gradient, self.curved = slope(loss, outputs) if outputs else ([], False)
 
-    def look(self, *, third: bool) -> None:
-        """At the first step: refuse a loss that has no curvature in its outputs, ever, and one
-        whose derivatives are wrong in PyTorch; the ``third`` is part of the trace's gradient.
+    def look(self, looked: set[frozenset[str]], *, third: bool) -> None:
+        """Refuse a loss that has no curvature in its outputs, ever, and one whose derivatives are
+        wrong in PyTorch; the ``third`` is part of the trace's gradient. ``looked`` are the makes of
+        loss that were found to be in order.
         """
-        if self._softmax is None:
+        if self._softmax is not None:
+            return
+        make = make_of(self._loss, self._outputs)
+        if make not in looked:
             look(self._gradient, self._outputs)
             refuse_wrong([self._loss], self._outputs, 3 if third else 2, *_BEHIND)
+            looked.add(make)
 
     def slopes(self) -> list[Tensor]:
         """dL/dz, without a graph."""

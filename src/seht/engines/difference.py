@@ -77,10 +77,8 @@ class DifferenceEngine:
         self.precision = check_precision(precision)
         self.memory = Memory()
         """With per-sample probes: where the examples lie, as far as it is known."""
-        self._curved = False
-        """For the Gauss-Newton trace: whether a first step has looked at the loss's curvature."""
-        self._coarsest: torch.dtype | None = None
-        """The least precise type that gradients were seen to pass through."""
+        self._looked: set[frozenset[str]] = set()
+        """For the Gauss-Newton trace: the makes of loss whose curvature was looked at."""
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
@@ -128,7 +126,7 @@ class DifferenceEngine:
                 "watch": not free and (watch or self.steps.uses < 2),
                 "memory": self.memory,
                 "precision": precision,
-                "types": self._coarsest is None or watch,
+                "types": True,
             }
             if shards is not None:
                 with refuse_kept():
@@ -147,8 +145,7 @@ class DifferenceEngine:
             if not passes.used:
                 found = _nothing_used(passes, lean)
             else:
-                self._coarsest = passes.coarsest or self._coarsest
-                dtype = precision.effective(next(iter(passes.used.values())).dtype, self._coarsest)
+                dtype = precision.effective(next(iter(passes.used.values())).dtype, passes.coarsest)
                 plan.start(task.curvature, dtype)
                 if task.curvature == "ggn":
                     found = gauss_newton(
@@ -156,9 +153,8 @@ class DifferenceEngine:
                         plan,
                         lean=lean,
                         two_sided=self.two_sided,
-                        first=not self._curved,
+                        looked=self._looked,
                     )
-                    self._curved = True
                 else:
                     found = hessian(passes, plan, lean=lean)
         found.commit = precision.committing(passes.commit)

@@ -12,7 +12,7 @@ from typing import Any
 
 from seht.engines.steps import StepControl
 
-Places = tuple[int, ...]
+Names = tuple[str, ...]
 
 _SETS = 256  # so many are remembered, the last ones
 _FREE = 8  # checks before they are rationed
@@ -23,36 +23,36 @@ _RATION = 64  # one check in so many uses after that: each costs several plain s
 class Draws:
     """The controls by set, and how far each tensor was moved when the step was a good one."""
 
-    controls: dict[Places, StepControl] = field(default_factory=dict)
-    reach: dict[int, float] = field(default_factory=dict)
-    """By place of a tensor: the largest of its relative steps e |sigma| / |w| that suited."""
+    controls: dict[Names, StepControl] = field(default_factory=dict)
+    reach: dict[str, float] = field(default_factory=dict)
+    """By name of a tensor: the largest of its relative steps e |sigma| / |w| that suited."""
     uses: int = 0
     checks: int = 0
 
-    def control(self, places: Places, main: StepControl) -> StepControl:
+    def control(self, names: Names, main: StepControl) -> StepControl:
         """A copy of the set's own."""
-        known = self.controls.get(places)
+        known = self.controls.get(names)
         if known is None:
             kappa = main.kappa if main.fixed else None
             return StepControl(kappa=kappa, fixed=main.fixed, warned=main.warned)
         return replace(known, warned=main.warned)
 
-    def known(self, places: Places) -> bool:
+    def known(self, names: Names) -> bool:
         """Whether somebody has looked at the set."""
-        control = self.controls.get(places)
+        control = self.controls.get(names)
         return control is not None and control.looks > 0
 
-    def learn(self, places: Places, control: StepControl, moved: dict[int, float]) -> None:
+    def learn(self, names: Names, control: StepControl, moved: dict[str, float]) -> None:
         """Take over what a use has shown; ``moved`` are the relative steps, after a check."""
         self.uses += 1
-        self.controls.pop(places, None)
-        self.controls[places] = control
+        self.controls.pop(names, None)
+        self.controls[names] = control
         while len(self.controls) > _SETS:
             del self.controls[next(iter(self.controls))]
         if moved:
             self.checks += 1
-            for place, size in moved.items():
-                self.reach[place] = max(size, self.reach.get(place, 0.0))
+            for name, size in moved.items():
+                self.reach[name] = max(size, self.reach.get(name, 0.0))
 
     @property
     def pause(self) -> int:
@@ -65,13 +65,13 @@ class Draws:
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``."""
-        sets = [[list(places), control.state()] for places, control in self.controls.items()]
+        sets = [[list(names), control.state()] for names, control in self.controls.items()]
         reach = [list(pair) for pair in self.reach.items()]
         return {"sets": sets, "reach": reach, "uses": self.uses, "checks": self.checks}
 
     @staticmethod
     def of(state: dict[str, Any]) -> Draws:
         """What :meth:`state` told."""
-        controls = {tuple(places): StepControl.of(control) for places, control in state["sets"]}
-        reach = {int(place): float(size) for place, size in state["reach"]}
+        controls = {tuple(names): StepControl.of(control) for names, control in state["sets"]}
+        reach = {name: float(size) for name, size in state["reach"]}
         return Draws(controls, reach, state["uses"], state["checks"])

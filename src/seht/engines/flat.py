@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.once import node_of
+from seht.engines.once import node_of, reached
 from seht.engines.solid import is_real_sign
 from seht.guards import warn
 
@@ -69,10 +69,16 @@ def twice() -> Iterator[None]:
         raise
 
 
+def make_of(loss: Tensor, outputs: Sequence[Tensor]) -> frozenset[str]:
+    """What lies between the outputs and the loss: another loss is to be looked at anew."""
+    ends = {node_of(z) for z in outputs}
+    return frozenset(node.name() for node in reached([loss.grad_fn], ends) - ends)
+
+
 def look(gradient: Sequence[Tensor | None], outputs: list[Tensor]) -> None:
     """Refuse dL/dz that is constant between kinks; warn where its derivative is 0 on this batch.
 
-    The one place that looks at numbers on the host: for the first step.
+    The one place that looks at numbers on the host: for the first step with such a loss.
     """
     bent = [g for g in gradient if g is not None and g.requires_grad]
     alive = _alive(bent, outputs)

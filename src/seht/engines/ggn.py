@@ -32,10 +32,10 @@ from seht.engines.plan import StepPlan
 
 
 def gauss_newton(
-    passes: Passes, plan: StepPlan, *, lean: bool, two_sided: bool, first: bool
+    passes: Passes, plan: StepPlan, *, lean: bool, two_sided: bool, looked: set[frozenset[str]]
 ) -> Estimate:
-    """The mean over the probes, with 1 + K passes (lean: one more forward pass); the ``first`` time
-    with a look at whether the loss is curved.
+    """The mean over the probes, with 1 + K passes (lean: one more forward pass); with a look at
+    whether the loss is curved, unless one of its make was ``looked`` at.
     """
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
@@ -44,8 +44,7 @@ def gauss_newton(
     passes.boundary.check(curvature.curved)
     behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
     passes.refuse_behind(behind)
-    if first:
-        curvature.look(third=task.differentiable)
+    curvature.look(looked, third=task.differentiable)
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
     value = loss.detach().new_zeros(())

@@ -225,7 +225,7 @@ def _outputs(
     curvature = Curvature(passes.loss, z)
     passes.boundary.check(curvature.curved)
     if watch is None and not memory.curved:  # as the trace of the Hessian, 0 is an answer
-        curvature.look(third=False)
+        curvature.look(set(), third=False)
         memory.curved = True
     behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
     passes.tied = [n for n, w in passes.used.items() if id(w) in behind]

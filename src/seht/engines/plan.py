@@ -23,18 +23,16 @@ class StepPlan:
 
     def __init__(self, task: Task, main: StepControl, draws: Draws, *, check: bool) -> None:
         self._main, self._draws = main, draws
-        self._places = task.indices
+        self._names = tuple(task.weights)
         self._whole = len(task.weights) == task.count
-        self._control = replace(main) if self._whole else draws.control(task.indices, main)
-        self.check = check and main.due and (self._whole or self._control.due)
+        self._control = main.copy(self._names) if self._whole else draws.control(self._names, main)
+        self.check = check and self._control.due and (self._whole or main.due)
         """Whether steps are compared."""
-        self._moved: dict[int, float] = {}
+        self._moved: dict[str, float] = {}
         self._reach: dict[str, float] = {}
         """Where nobody has looked at this set of tensors: what is known of each."""
-        if not (self._whole or main.fixed or draws.known(task.indices)):
-            names = zip(task.indices, task.weights, strict=True)
-            self._reach = {n: draws.reach[i] for i, n in names if i in draws.reach}
-        self._names = dict(zip(task.weights, task.indices, strict=True))
+        if not (self._whole or main.fixed or draws.known(self._names)):
+            self._reach = {n: draws.reach[n] for n in self._names if n in draws.reach}
         self._kappa = 0.0
 
     def start(self, curvature: str, dtype: torch.dtype) -> None:
@@ -79,8 +77,8 @@ class StepPlan:
         if not self._whole:
             sizes, parts = passes.weights.lengths(sigma)
             relative = (self._kappa * unit * parts / sizes).tolist()
-            places = (self._names[n] for n in passes.used)
-            self._moved = {p: r for p, r in zip(places, relative, strict=True) if 0 < r < 1e9}
+            pairs = zip(passes.used, relative, strict=True)
+            self._moved = {n: r for n, r in pairs if 0 < r < 1e9}
 
     def learn(self) -> tuple[StepControl, float | None]:
         """The engine's control after this use, and the error of this use."""
@@ -89,8 +87,8 @@ class StepPlan:
         error = control.error
         if self._whole:
             return control, error
-        if self._draws.known(self._places) or self._moved or self._main.fixed:
-            self._draws.learn(self._places, control, self._moved)
+        if self._draws.known(self._names) or self._moved or self._main.fixed:
+            self._draws.learn(self._names, control, self._moved)
         else:
             self._draws.uses += 1
         main = replace(self._main, uses=self._main.uses + 1, error=error, warned=control.warned)

@@ -13,8 +13,9 @@ next it is not known without looking.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -66,8 +67,18 @@ class StepControl:
     spread: float = 0.0
     """How far apart those logarithms lie; what was long ago counts less."""
     warned: bool = False
+    names: int = 0
+    """A checksum of the tensors' names that it is the step of; 0 before the first use."""
     eps: float = 0.0
     """The relative rounding of the passes that the step was found for; 0 before the first use."""
+
+    def copy(self, names: Iterable[str]) -> StepControl:
+        """For a use of these tensors: the search begins anew where they are not those of before."""
+        checksum = zlib.crc32(" ".join(names).encode()) or 1
+        if self.names in (0, checksum):
+            return replace(self, names=checksum)
+        kappa = self.kappa if self.fixed else None
+        return replace(self, names=checksum, kappa=kappa, next_check=self.uses, gap=4, looks=0)
 
     def start(self, curvature: str, dtype: torch.dtype) -> float:
         """The step to begin with now, for passes that compute in this type."""

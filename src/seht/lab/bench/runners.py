@@ -229,5 +229,5 @@ class Fused(Runner):
         if boundary is None:
             trace, _ = autograd.hutchinson(loss, task)
         else:
-            trace, _ = autograd.gauss_newton(loss, boundary, task)
+            trace, _ = autograd.gauss_newton(loss, boundary, task, set())
         (loss + self.weight * trace).backward()

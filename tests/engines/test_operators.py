@@ -32,4 +32,4 @@ def test_every_operator(part):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["wrong"].keys() <= CASTS
     ends = found["ends"]
-    assert ends["right"] > 0.8 * sum(ends.values())
+    assert ends["right"] > 0.85 * (sum(ends.values()) - ends.get("unusable", 0))

@@ -94,7 +94,8 @@ class Sides:
 
     def _slope(self) -> list[Tensor]:
         try:
-            return gradient(self.sample.closure(), self.leaves)
+            found = gradient(self.sample.closure(), self.leaves)
+            return [g if g.layout is torch.strided else g.to_dense() for g in found]
         except (RuntimeError, ValueError, NotImplementedError) as error:
             raise Unusable(str(error)) from error
 

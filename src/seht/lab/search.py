@@ -8,6 +8,7 @@ runs are kept under ``grid/`` and the choices in ``grid.json``.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,7 +134,8 @@ def score(results: Sequence[Result]) -> tuple[float, float]:
     text = "valid_top1" not in results[0].metrics["last"]
     found = [result.metrics["best" if text else "last"] for result in results]
     top1 = sum(metrics.get("valid_top1", 0.0) for metrics in found) / len(found)
-    return top1, -sum(metrics["valid_loss"] for metrics in found) / len(found)
+    # A record that has lost its loss loses the comparison, too.
+    return top1, -sum(metrics.get("valid_loss", math.inf) for metrics in found) / len(found)
 
 
 def write(

@@ -41,7 +41,7 @@ def test_fields_before_and_after_the_recipe(run, tmp_path):
     code, _, err = run(
         "train", "--epochs", "1", "digits", "--settings.seht-h.weight", "0.5",
         "--settings.seht-h.probes=2", "--method", "seht-h", "--out", "r",
-        "--optim.weight-decay", "0.25", *few,
+        "--optim.weight-decay", "0.25", "--settings.seht-h.warmup", "0", *few,
     )  # fmt: skip
     assert (code, err) == (0, "")
     recipe = json.loads((tmp_path / "r" / "config.json").read_text())["recipe"]
@@ -59,7 +59,7 @@ def test_compare_from_the_command_line(run, tmp_path, monkeypatch):
     monkeypatch.setattr("seht.lab.cost.SECONDS", 0.3)
     code, out, err = run(
         "compare", "digits", "--methods", "weight-decay,seht-h(weight=1e-3|1e-2)", "--seeds", 2,
-        *options({**FEW, "epochs": "1"}),
+        "--settings.seht-h.warmup", "0", *options({**FEW, "epochs": "1"}),
     )  # fmt: skip
     assert (code, err) == (0, "")
     assert "[6/6]" in out and "timing seht-h(weight=0.01) against weight-decay" in out

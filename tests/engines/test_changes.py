@@ -30,11 +30,12 @@ def test_another_loss_is_looked_at(engine, later):
     model = network()
     penalty = seht.HessianTrace(model, weight=0.1, seed=4, curvature="ggn", engine=engine)
     penalty(lambda: F.cross_entropy(model(X), Y)).backward()
+    penalty(lambda: F.mse_loss(model(X), X[:, :4])).backward()  # one that is looked at itself
     loss, said = LATER[later]
     for _ in range(2):  # and refused every time
         with pytest.raises(RuntimeError, match=said):
             penalty(lambda: loss(model(X)))
-    assert penalty.step == 1
+    assert penalty.step == 2
 
 
 class Casting(nn.Module):

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from torch.overrides import _get_current_function_mode_stack
 
 import seht
-from seht import safe_ops
-from seht.engines import ENGINES, orders
+from seht.engines import ENGINES
+from seht.operators import orders, safe_forms
 
 RIGHT = {
     "resnet relu": resnet,
@@ -113,7 +113,7 @@ def test_no_false_alarm_in_many_networks(seed):
 @pytest.mark.parametrize("broken", [False, True])
 def test_everything_is_left_as_it_was(monkeypatch, ambient, broken):
     if broken:  # the search for a culprit must not leave traces either
-        monkeypatch.setattr(safe_ops, "SAFE", {})
+        monkeypatch.setattr(safe_forms, "SAFE", {})
         monkeypatch.setattr(orders, "WRONG", {})
     numpy = pytest.importorskip("numpy")
     model = resnet(blocks=1)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import seht
-from seht.safe_ops import safe_ops
+from seht.operators.safe_forms import safe_ops
 
 
 def formats(shape):

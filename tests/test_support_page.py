@@ -117,7 +117,7 @@ def test_the_whole_way(pytester, monkeypatch, outcome, processes):
     tests = pytester.mkdir("tests")
     (tests / "test_inner.py").write_text(INNER.replace("OUTCOME", str(outcome)))
     (tests / "conftest.py").write_text(
-        f"import sys; sys.path.insert(0, {str(support.TESTS)!r})\n"
+        f"import sys; sys.path.insert(0, {str(support.TESTS / 'kit')!r})\n"
         "import pathlib, support; support.TESTS = pathlib.Path(__file__).parent\n"
         "pytest_plugins = ['support_plugin']\n"
     )

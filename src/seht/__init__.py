@@ -5,17 +5,17 @@
 """
 
 from seht.check import CheckReport, check
-from seht.engines.boundary import boundary
-from seht.engines.kinks import register_kink
-from seht.engines.kinks.rules import KinkError
-from seht.engines.persample.errors import ExampleError
-from seht.engines.replay import replaying
-from seht.engines.witness import UnrepeatableError
+from seht.curvature.boundary import boundary
 from seht.estimators import Estimator, SehtD, SehtH, SehtS
 from seht.functional import exact_trace, hessian_trace, loss_and_trace
 from seht.guards import PenaltyWarning
+from seht.operators import register_kink
+from seht.operators.rules import KinkError
 from seht.penalty import HessianTrace
+from seht.persample.errors import ExampleError
 from seht.record import NonFiniteError, StepRecord
+from seht.replay.replayer import replaying
+from seht.replay.witness import UnrepeatableError
 
 from seht import measure  # isort: skip
 

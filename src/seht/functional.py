@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, probes
+from seht.distributed.ddp import Detour, unwrapped, wrappers_in
+from seht.distributed.fsdp import refuse_sharded
 from seht.engines import engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
-from seht.engines.base import Closure, Engine, Estimate, Task, check_loss, split
-from seht.engines.buffers import BorrowedBuffers
-from seht.engines.checkpoints import checkpoints
-from seht.engines.closures import Guarded
-from seht.engines.once import refuse_once
-from seht.engines.orders import refuse_wrong
-from seht.engines.precision import Casts, Precision
-from seht.engines.shards import refuse_sharded
-from seht.engines.solid import solid
-from seht.engines.state import RandomState, deliver, uninterrupted
-from seht.engines.wrappers import Detour, unwrapped, wrappers_in
 from seht.estimators import Estimator
-from seht.safe_ops import safe_ops
+from seht.operators.orders import refuse_wrong
+from seht.operators.safe_forms import safe_ops
+from seht.precision.policy import Casts, Precision
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.checkpoints import checkpoints
+from seht.replay.closures import Guarded
+from seht.task import Closure, Engine, Estimate, Task, check_loss, split
+from seht.tensors.nodes import refuse_once
+from seht.tensors.solid import solid
+from seht.tensors.state import RandomState, deliver, uninterrupted
 
 CURVATURES = ("hessian", "ggn")
 

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, functional, probes
-from seht.distributed import Ranks
+from seht.curvature.boundary import check_boundary
+from seht.distributed.fsdp import Shards
+from seht.distributed.fsdp import find as find_shards
+from seht.distributed.fsdp_passes import refuse_forms
+from seht.distributed.ranks import Ranks
 from seht.engines import engine_options, make_engine
-from seht.engines.alone import alone
-from seht.engines.base import Closure, Estimate, Task, check_loss, split
-from seht.engines.boundary import check_boundary
-from seht.engines.buffers import BorrowedBuffers
-from seht.engines.closures import Guarded
-from seht.engines.sharded import refuse_forms
-from seht.engines.shards import Shards
-from seht.engines.shards import find as find_shards
-from seht.engines.state import RandomState, deliver, interruptible, uninterrupted
 from seht.estimators import Estimator
 from seht.guards import Guard, Unmet, warn
 from seht.record import StepRecord, check_finite_loss, raise_nonfinite
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.closures import Guarded
+from seht.replay.reentry import alone
 from seht.schedule import Schedule, check_count, check_weight
-from seht.undo import Undo, gathered, kept_gradients
+from seht.task import Closure, Estimate, Task, check_loss, split
+from seht.tensors.state import RandomState, deliver, interruptible, uninterrupted
+from seht.tensors.undo import Undo, gathered, kept_gradients
 
 _OWN = ("_calls", "_last", "_plain_loss", "_lean_loss", "_warned_nonfinite")
 """What a call may assign to; not the seed, on which the ranks of a run agree once for all."""

@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from seht.memory import refuse_shared
+from seht.tensors.shared_memory import refuse_shared
 
 ParamSpec = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 

@@ -12,7 +12,7 @@ from stepping import FORMS, assert_gradients, mlp, rows
 from torch import nn
 
 import seht
-from seht import hooks
+from seht.tensors import hooks
 
 
 def clip(module, into, out):

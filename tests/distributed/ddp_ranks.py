@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import seht
-from seht.engines.wrappers import collectives
+from seht.distributed.ddp import collectives
 
 
 def gather(value):

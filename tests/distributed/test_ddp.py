@@ -13,7 +13,7 @@ from filelock import FileLock
 from torch import nn
 
 import seht
-from seht.engines.buffers import compiles
+from seht.replay.buffers import compiles
 
 HERE = Path(__file__).parent
 FAST = ddp_checks.FAST
@@ -34,7 +34,7 @@ def launch(names, out, *, limit=600, **environment):
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([source, str(HERE.parent), str(HERE)]),
+        "PYTHONPATH": os.pathsep.join([source, str(HERE.parent / "kit"), str(HERE)]),
         **environment,
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

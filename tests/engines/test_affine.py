@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 import seht
-from seht.engines.graphfree import replicates
-from seht.engines.persample.memory import Memory
+from seht.engines.forward_only import replicates
+from seht.persample.memory import Memory
 
 N, D = 5, 4
 X = torch.linspace(-1, 1, N * D).double().view(N, D).sin() * 3
@@ -174,7 +174,7 @@ class Unseen(torch.autograd.Function):
 
 @pytest.mark.parametrize("name", CURVED)
 def test_others_are_not_taken_for_it(name):
-    from seht.engines.affine import Affine, NotAffine
+    from seht.operators.affine import Affine, NotAffine
 
     model = between(CURVED[name], **modules())
     watch = Affine(p for p in model.parameters() if p.dim() > 1)

@@ -152,7 +152,7 @@ def test_every_single_layer(id):
 
 def test_these_checks_can_fail(monkeypatch):
     """Without the rules for ReLU the difference is another object, whatever the step."""
-    from seht.engines import mode
+    from seht.replay import mode
 
     fixture = Fixture(cases.find("resnet18"))
     truth = estimate(fixture, "autograd")

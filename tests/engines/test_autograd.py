@@ -28,8 +28,7 @@ from reference import (
 from torch import nn
 
 import seht
-from seht import safe_ops
-from seht.engines import orders
+from seht.operators import orders, safe_forms
 
 # Steps so small that no kink is crossed, in float64 still far from rounding.
 STEPS = (1e-6, 5e-7)
@@ -119,7 +118,7 @@ def gradient_error(fixture):
 def with_fused(monkeypatch, functions, error, fixture):
     """The engine's error without its replacements; skips where PyTorch itself has been mended."""
     for function in functions:
-        monkeypatch.delitem(safe_ops.SAFE, function)
+        monkeypatch.delitem(safe_forms.SAFE, function)
     monkeypatch.setattr(orders, "WRONG", {})  # else it would be refused
     try:
         wrong = error(fixture)

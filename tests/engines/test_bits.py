@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import seht
-from seht.engines.base import Redrawn, Task
-from seht.engines.kinks import bits
 from seht.estimators import SehtD, SehtH
+from seht.operators import bits
+from seht.task import Redrawn, Task
 
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -69,7 +69,7 @@ class Net(nn.Module):
 def test_the_lean_form_agrees_with_the_other(curvature, layout, in_place, again, monkeypatch):
     x, y = entries(layout), torch.arange(16) % 3
     calls = []
-    monkeypatch.setattr("seht.engines.kinks.pieces.masked", _counting(bits.masked, calls))
+    monkeypatch.setattr("seht.operators.pieces.masked", _counting(bits.masked, calls))
     found = {}
     for form in FORMS:
         torch.manual_seed(1)

@@ -11,8 +11,8 @@ from torch import nn
 
 import seht
 from seht import measure
-from seht.engines.graph import coarsest
-from seht.engines.steps import START
+from seht.engines.step_size import START
+from seht.tensors.graph import coarsest
 
 TOKENS = torch.randint(13, (4, 9), generator=torch.Generator().manual_seed(1))
 

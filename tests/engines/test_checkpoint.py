@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import seht
 from seht.engines import ENGINES
-from seht.engines.graphfree import replicates
+from seht.engines.forward_only import replicates
 
 every_form = pytest.mark.parametrize("form", FORMS)
 

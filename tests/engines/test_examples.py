@@ -10,9 +10,9 @@ from helpers import Snapshot
 from torch import nn
 
 import seht
-from seht.engines.graphfree import replicates
-from seht.engines.persample.axes import Axis, Broken
-from seht.engines.persample.memory import Layout, Memory
+from seht.engines.forward_only import replicates
+from seht.operators.axes.axes import Axis, Broken
+from seht.persample.memory import Layout, Memory
 
 N = 4
 

@@ -19,8 +19,8 @@ from reference import gradient, relative
 
 import seht
 from seht import probes
-from seht.engines import mode
-from seht.engines.kinks import KINKS
+from seht.operators import KINKS
+from seht.replay import mode
 
 COARSE = 0.1
 CROSSING = [case for case in CASES if case.crosses]

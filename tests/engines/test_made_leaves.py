@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import seht
-from seht.engines.steps import START
-from seht.engines.twins import pairs
+from seht.engines.step_size import START
+from seht.replay.made_leaves import pairs
 
 CURVATURES = {"hessian": {}, "ggn": {"two_sided": True}}
 every_curvature = pytest.mark.parametrize("curvature", CURVATURES)

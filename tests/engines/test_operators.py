@@ -16,7 +16,7 @@ pytest.importorskip("expecttest", reason="PyTorch's database of operators import
 EVERYTHING = os.environ.get("SEHT_TESTS") == "all"
 SAMPLES = 6 if EVERYTHING else 1
 PARTS = 4 if EVERYTHING else 1
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "kit"
 CASTS = {"bfloat16", "half", "float", "cfloat", "chalf"}
 """Casts to fewer digits than the truth has: ``test_casts.py`` judges them by what they have."""
 

@@ -13,8 +13,8 @@ from persample_cases import PROBLEMS, N, loss_fn
 
 import seht
 from seht import probes
-from seht.engines.graphfree import replicates
-from seht.engines.persample import layers, products, signs
+from seht.engines.forward_only import replicates
+from seht.persample import layers, products, signs
 
 SEED = 3
 every = pytest.mark.parametrize("problem", PROBLEMS, ids=str)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import seht
 from seht.engines import difference
-from seht.engines.passes import Passes
+from seht.replay.passes import Passes
 
 
 @pytest.fixture

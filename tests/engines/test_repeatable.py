@@ -13,7 +13,7 @@ from helpers import Snapshot
 from stepping import FORMS, WEIGHT, assert_gradients, gradients, mlp, penalise, rows, warm_up
 
 import seht
-from seht.engines.graphfree import replicates
+from seht.engines.forward_only import replicates
 
 FINE = {**repeatable.BUILDERS, **constants.BUILDERS}
 

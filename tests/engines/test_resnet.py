@@ -22,9 +22,8 @@ from reference import (
 )
 
 import seht
-from seht import safe_ops
-from seht.engines import orders
 from seht.lab import models
+from seht.operators import orders, safe_forms
 
 
 def fixture(activation, size):
@@ -113,8 +112,8 @@ def test_relu_with_the_fused_norms_would_be_wrong(monkeypatch):
     problem = fixture("relu", 16)
     ours = estimate(problem)
     g = gradient(ours, problem.leaves)
-    monkeypatch.delitem(safe_ops.SAFE, F.batch_norm)
-    monkeypatch.delitem(safe_ops.SAFE, torch.batch_norm)
+    monkeypatch.delitem(safe_forms.SAFE, F.batch_norm)
+    monkeypatch.delitem(safe_forms.SAFE, torch.batch_norm)
     monkeypatch.setattr(orders, "WRONG", {})  # else it would be refused
     try:
         fused = estimate(problem)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import seht
-from seht.engines.curved import Curvature
-from seht.engines.softmax import SoftmaxCurvature
+from seht.curvature.output_curvature import Curvature
+from seht.curvature.softmax import SoftmaxCurvature
 
 FLAT, DEEP = (6, 5), (3, 4, 5)
 

@@ -13,7 +13,7 @@ from single import problem
 
 import seht
 from seht.engines.looks import Look, compared
-from seht.engines.steps import START, StepControl
+from seht.engines.step_size import START, StepControl
 
 ORDERS = {"hessian": (2, 2), "ggn": (1, 1), "ggn-two-sided": (2, 1)}
 every_order = pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)

@@ -9,7 +9,7 @@ from stepping import FORMS, WEIGHT, assert_gradients, gradients
 from torch import nn
 
 import seht
-from seht.engines.tf32 import shortened, unshortened
+from seht.precision.tf32 import shortened, unshortened
 
 
 def flags():

@@ -19,7 +19,7 @@ from seht.lab.report.load import load
 from seht.lab.report.rows import build as rows_of
 from seht.lab.report.table import comma_separated, markdown
 from seht.lab.robustness import changed, disturbed, robustness
-from seht.measure.rounding import rounded
+from seht.measure.robustness import rounded
 
 
 def by_hand(weight, bits):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from seht import measure
-from seht.measure.rounding import rounded
+from seht.measure.robustness import rounded
 
 
 def problem(dtype=torch.float64):

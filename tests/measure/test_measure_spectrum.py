@@ -9,7 +9,7 @@ from curved_problems import data, exact_hessian, loss_fn, network
 from torch import nn
 
 from seht import measure
-from seht.measure.quadrature import lanczos
+from seht.measure.density import lanczos
 
 
 @pytest.fixture(scope="module")

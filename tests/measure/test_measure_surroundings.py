@@ -9,8 +9,8 @@ from curved_problems import data, exact_hessian, loss_fn, network
 from torch import nn
 
 from seht import measure
+from seht.measure.landscape import filter_normalised
 from seht.measure.problem import make_problem
-from seht.measure.slices import filter_normalised
 
 # --- landscape --------------------------------------------------------------------------------
 

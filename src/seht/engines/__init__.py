@@ -19,9 +19,9 @@ import inspect
 from typing import Any
 
 from seht.engines.autograd import AutogradEngine
-from seht.engines.base import Engine
 from seht.engines.difference import DifferenceEngine
 from seht.estimators import unknown
+from seht.task import Engine
 
 ENGINES: dict[str, type[AutogradEngine] | type[DifferenceEngine]] = {
     "autograd": AutogradEngine,

@@ -13,7 +13,7 @@ chosen weights, Algorithm 2 (SEHT-D) from :math:`Q(p)` over the layers drawn in 
 
 Every step of it stays in the graph, so that the estimate itself has a gradient: a third
 derivative of the loss. The fused operators that are wrong there are replaced while the closure
-runs (:mod:`seht.safe_ops`).
+runs (:mod:`seht.operators.safe_forms`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from seht.engines.alone import alone
-from seht.engines.base import (
+from seht.curvature.boundary import Boundary
+from seht.curvature.flat_losses import NotTwice, look, make_of, twice
+from seht.curvature.output_curvature import slope
+from seht.distributed.fsdp import find as find_shards
+from seht.distributed.fsdp_passes import refuse_forms
+from seht.operators.orders import refuse_wrong
+from seht.operators.safe_forms import safe_ops
+from seht.precision.policy import Casts, Precision, check_precision, prepared
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.checkpoints import checkpoints
+from seht.replay.groups import refuse_parallel
+from seht.replay.mode import Generators
+from seht.replay.reentry import alone
+from seht.replay.replayer import extra_run
+from seht.replay.witness import unrepeatable
+from seht.task import (
     Directions,
     Estimate,
     Task,
@@ -38,26 +52,12 @@ from seht.engines.base import (
     report_unused,
     split,
 )
-from seht.engines.boundary import Boundary
-from seht.engines.buffers import BorrowedBuffers
-from seht.engines.checkpoints import checkpoints
-from seht.engines.curved import slope
-from seht.engines.flat import NotTwice, look, make_of, twice
-from seht.engines.graph import quiet
-from seht.engines.mode import Generators
-from seht.engines.once import refuse_once
-from seht.engines.orders import refuse_wrong
-from seht.engines.parallel import refuse_parallel
-from seht.engines.precision import Casts, Precision, check_precision, prepared
-from seht.engines.replay import extra_run
-from seht.engines.sharded import refuse_forms
-from seht.engines.shards import find as find_shards
-from seht.engines.solid import solid
-from seht.engines.state import RandomState, uninterrupted
-from seht.engines.watched import own_gradients
-from seht.engines.witness import unrepeatable
-from seht.hooks import hooks_of, muted
-from seht.safe_ops import safe_ops
+from seht.tensors.graph import quiet
+from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.nodes import refuse_once
+from seht.tensors.solid import solid
+from seht.tensors.state import RandomState, uninterrupted
+from seht.tensors.watched import own_gradients
 
 ONCE = (
     "use engine='difference', which needs first derivatives only, or compute its backward with "

@@ -28,28 +28,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.alone import alone
-from seht.engines.base import Directions, Estimate, Task, check_loss, refuse_scripted, split
-from seht.engines.draws import Draws
+from seht.distributed.fsdp import find as find_shards
+from seht.distributed.fsdp_passes import ShardedPasses, refuse_forms, refuse_half, refuse_kept
+from seht.engines.draw_steps import Draws
 from seht.engines.free import noise_stability
-from seht.engines.ggn import gauss_newton
-from seht.engines.gradients import Gradient, add, left_out, times
-from seht.engines.graph import Stored
-from seht.engines.kinks.rules import KeepGraph
+from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
-from seht.engines.parallel import refuse_parallel
-from seht.engines.passes import Passes
-from seht.engines.persample.memory import Memory
-from seht.engines.plan import StepPlan
-from seht.engines.precision import check_precision, prepared
-from seht.engines.sharded import ShardedPasses, refuse_forms, refuse_half, refuse_kept
-from seht.engines.shards import find as find_shards
-from seht.engines.state import uninterrupted
-from seht.engines.steps import StepControl
-from seht.engines.twins import refuse_lost
-from seht.engines.watched import own_gradients
+from seht.engines.step_plan import StepPlan
+from seht.engines.step_size import StepControl
 from seht.estimators import unknown
-from seht.hooks import hooks_of
+from seht.operators.rules import KeepGraph
+from seht.persample.memory import Memory
+from seht.precision.policy import check_precision, prepared
+from seht.replay.groups import refuse_parallel
+from seht.replay.made_leaves import refuse_lost
+from seht.replay.passes import Passes
+from seht.replay.reentry import alone
+from seht.task import Directions, Estimate, Task, check_loss, refuse_scripted, split
+from seht.tensors.gradients import Gradient, add, left_out, times
+from seht.tensors.graph import Stored
+from seht.tensors.hooks import hooks_of
+from seht.tensors.state import uninterrupted
+from seht.tensors.watched import own_gradients
 
 
 class DifferenceEngine:

@@ -17,16 +17,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from seht.engines.base import Estimate, Task, check_loss, report_unused, split
-from seht.engines.buffers import BorrowedBuffers
-from seht.engines.checkpoints import checkpoints
-from seht.engines.gradients import Gradient, add, times
-from seht.engines.graph import first_uses, handed_out, leaves_of, mark, quiet, refuse_older
-from seht.engines.mode import Generators
-from seht.engines.precision import Casts, Precision
-from seht.engines.replay import extra_run
-from seht.engines.state import RandomState, Weights
-from seht.engines.twins import pairs
+from seht.precision.policy import Casts, Precision
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.checkpoints import checkpoints
+from seht.replay.made_leaves import pairs
+from seht.replay.mode import Generators
+from seht.replay.replayer import extra_run
+from seht.task import Estimate, Task, check_loss, report_unused, split
+from seht.tensors.gradients import Gradient, add, times
+from seht.tensors.graph import first_uses, handed_out, leaves_of, mark, quiet, refuse_older
+from seht.tensors.state import RandomState, Weights
 
 
 def noise_stability(task: Task, precision: Precision) -> Estimate:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.lab.data.seeds import generator
-from seht.measure.rounding import rounded
+from seht.measure.robustness import rounded
 
 BITS = (8, 4, 3)
 NOISE = (1, 3, 10)

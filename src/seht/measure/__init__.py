@@ -5,17 +5,17 @@ batch, returns a frozen record that carries its error, and leaves the model as i
 """
 
 from seht.extras import MissingExtraError
-from seht.measure.flow import StabilityResult, stability
+from seht.measure.bound import BoundResult, bound
+from seht.measure.density import DensityResult, density
+from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
+from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.progress import Progress
-from seht.measure.quadrature import DensityResult, density
 from seht.measure.results import Layer, TraceResult
-from seht.measure.rise import SharpnessResult, sharpness
-from seht.measure.rounding import RobustnessResult, robustness
-from seht.measure.slices import LandscapeResult, landscape
-from seht.measure.spectrum import EigenvaluesResult, eigenvalues
-from seht.measure.traces import trace
+from seht.measure.robustness import RobustnessResult, robustness
+from seht.measure.sharpness import SharpnessResult, sharpness
+from seht.measure.stability import StabilityResult, stability
+from seht.measure.trace import trace
 from seht.measure.tracker import Tracked, Tracker
-from seht.measure.wei import BoundResult, bound
 
 __all__ = [
     "BoundResult",

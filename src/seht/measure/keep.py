@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.checking.sandbox import own_randomness
-from seht.engines.state import uninterrupted
+from seht.check.sandbox import own_randomness
 from seht.probes import generator, mix
+from seht.tensors.state import uninterrupted
 
 
 @contextmanager

@@ -4,7 +4,7 @@ r"""Replicates of one micro-batch's trace, by perturbed forward passes without a
 :math:`\frac1N \sum_n s_n^T H_n s_n` has the expectation :math:`\mathrm{tr}(H)`; its error falls
 with the number of examples. *Shared*: one probe for all of them (Hutchinson, Communications in
 Statistics 19, 1990), which is right also where examples meet before the loss. Both by second
-differences of the loss with every decision frozen (:mod:`seht.engines.graphfree`).
+differences of the loss with every decision frozen (:mod:`seht.engines.forward_only`).
 
 The loss's own rounding would be divided by e^2, and that of the centre is the same in every
 replicate, so that no spread shows it. The model's outputs are therefore widened to float64 on their
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.graphfree import replicates
-from seht.engines.persample.errors import ExampleError
-from seht.engines.persample.memory import Memory
+from seht.engines.forward_only import replicates
 from seht.estimators import SehtH, SehtS
 from seht.measure.data import mapped
 from seht.measure.problem import Problem
+from seht.persample.errors import ExampleError
+from seht.persample.memory import Memory
 
 
 @dataclass(frozen=True)

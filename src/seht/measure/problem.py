@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes
-from seht.engines.base import check_loss, split
-from seht.engines.buffers import BorrowedBuffers
-from seht.engines.shards import refuse_sharded
-from seht.engines.state import norm
+from seht.distributed.fsdp import refuse_sharded
 from seht.functional import check_curvature
 from seht.measure.data import MICRO_BATCH, Batches, cut
 from seht.measure.keep import untouched
 from seht.record import NonFiniteError
+from seht.replay.buffers import BorrowedBuffers
+from seht.task import check_loss, split
+from seht.tensors.state import norm
 
 LossFn = Callable[[nn.Module, Any], Any]
 """``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""

@@ -2,8 +2,8 @@ r"""Products of the Hessian over a whole data set with a vector.
 
 .. math:: Hv = \sum_b \frac{n_b}{N} H_b v, \qquad H_b v = \nabla (g_b \cdot v)
 
-by a double backward with operators that are right (:mod:`seht.safe_ops`), micro-batch after
-micro-batch (Pearlmutter, Neural Computation 6, 1994); for the Gauss-Newton matrix
+by a double backward with operators that are right (:mod:`seht.operators.safe_forms`), micro-batch
+after micro-batch (Pearlmutter, Neural Computation 6, 1994); for the Gauss-Newton matrix
 :math:`J^T H_{out} J v`. Where an operator of the model has no second derivative (flash attention,
 cuDNN's recurrent kernels, compiled code), by frozen differences of ordinary gradients,
 :math:`(g(w + ev) - g(w - ev)) / 2e`, with their smaller precision.
@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.curvature.boundary import Boundary
+from seht.curvature.flat_losses import look, twice
+from seht.curvature.output_curvature import slope
 from seht.engines.autograd import refuse_compiled
-from seht.engines.base import Task, check_loss, refuse_scripted, split
-from seht.engines.boundary import Boundary
-from seht.engines.buffers import BorrowedBuffers
-from seht.engines.curved import slope
-from seht.engines.flat import look, twice
-from seht.engines.gradients import Gradient
-from seht.engines.graph import coarser, coarsest
-from seht.engines.once import refuse_once
-from seht.engines.orders import refuse_wrong
-from seht.engines.parallel import refuse_parallel
-from seht.engines.passes import Passes
-from seht.engines.solid import solid
-from seht.engines.state import uninterrupted
-from seht.engines.steps import START
+from seht.engines.step_size import START
 from seht.estimators import SehtH
 from seht.measure.data import Batches
 from seht.measure.problem import Problem, empty
-from seht.safe_ops import safe_ops
+from seht.operators.orders import refuse_wrong
+from seht.operators.safe_forms import safe_ops
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.groups import refuse_parallel
+from seht.replay.passes import Passes
+from seht.task import Task, check_loss, refuse_scripted, split
+from seht.tensors.gradients import Gradient
+from seht.tensors.graph import coarser, coarsest
+from seht.tensors.nodes import refuse_once
+from seht.tensors.solid import solid
+from seht.tensors.state import uninterrupted
 
 _DIFFERENCES = {torch.float32: 1e-5, torch.float64: 1e-9}
 _DOUBLE_BACKWARD = {torch.float32: 1e-6, torch.float64: 1e-13}

@@ -9,16 +9,16 @@ from typing import Any
 from torch import nn
 
 from seht.estimators import unknown
-from seht.measure.flow import StabilityResult, stability
+from seht.measure.bound import BoundResult, bound
+from seht.measure.density import DensityResult, density
+from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
+from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.problem import LossFn
 from seht.measure.progress import Report
-from seht.measure.quadrature import DensityResult, density
 from seht.measure.results import TraceResult
-from seht.measure.rise import SharpnessResult, sharpness
-from seht.measure.slices import LandscapeResult, landscape
-from seht.measure.spectrum import EigenvaluesResult, eigenvalues
-from seht.measure.traces import trace
-from seht.measure.wei import BoundResult, bound
+from seht.measure.sharpness import SharpnessResult, sharpness
+from seht.measure.stability import StabilityResult, stability
+from seht.measure.trace import trace
 
 PARTS = ("trace", "layers", "eigenvalues", "density", "landscape", "sharpness", "bound")
 """What can be asked for; ``eigenvalues`` brings the stability of section 3.4 with it."""

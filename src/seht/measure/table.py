@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from seht.measure.bound import BoundResult
 from seht.measure.numbers import aligned, duration, number, with_error
 from seht.measure.survey import Findings
-from seht.measure.wei import BoundResult
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from seht.measure.data import check_count
 from seht.measure.problem import LossFn
 from seht.measure.results import TraceResult
-from seht.measure.traces import trace
+from seht.measure.trace import trace
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from seht import probes
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import Runner
-from seht.safe_ops import safe_ops
+from seht.operators.safe_forms import safe_ops
 
 
 class Sam(Runner):

@@ -16,11 +16,11 @@ from torch import Tensor
 
 import seht
 from seht import functional, probes
+from seht.curvature.boundary import Boundary
 from seht.engines import autograd
-from seht.engines.base import Closure, Task
-from seht.engines.boundary import Boundary
 from seht.estimators import Estimator
 from seht.lab.bench.cases import Problem
+from seht.task import Closure, Task
 
 NEVER = 1 << 60
 SHARP = 1e6

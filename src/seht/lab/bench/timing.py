@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from seht.engines.looks import Look
-from seht.engines.steps import StepControl
+from seht.engines.step_size import StepControl
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import Penalty, Runner
 

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from seht.engines.buffers import BorrowedBuffers
 from seht.lab.methods.base import Closure, Method, Run
 from seht.lab.methods.checks import not_negative
+from seht.replay.buffers import BorrowedBuffers
 
 
 class Sam(Method):

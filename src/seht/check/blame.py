@@ -1,0 +1,145 @@
+"""Which module breaks an engine: the same check on each module alone, with the inputs it got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht.check.sandbox import Sandbox, double, ordinary
+from seht.probes import clean_name
+from seht.replay.buffers import BorrowedBuffers
+
+
+@dataclass(frozen=True)
+class Call:
+    """One module, the arguments of its first call in the forward pass, and what it calls."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inner: int
+
+
+def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> Call | None:
+    """The innermost module that breaks on its own, the first of several; ``None`` if none does.
+
+    Modules that call no others are tried first, in the order of the forward pass, then those
+    around them: a module of the user's own may do the damage between its children. None is to
+    blame for what breaks on the plainest network too.
+    """
+    plainest = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    control = isolate(Call("", plainest, (torch.ones(2, 3, dtype=torch.float64),), {}, 0), box.seed)
+    if control is None or breaks(control):
+        return None
+    for call in sorted(calls(box), key=lambda call: call.inner):
+        alone = isolate(call, box.seed)
+        if alone is not None and breaks(alone):
+            return call
+    return None
+
+
+def calls(box: Sandbox) -> list[Call]:
+    """Every module that the loss calls with gradients on, in order of their first call."""
+    names = {id(module): clean_name(name) for name, module in box.model.named_modules()}
+    found: dict[int, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled() and id(module) not in found:
+            found[id(module)] = (module, double(args), double(kwargs))
+
+    handles = [
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        for module in box.model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        with ordinary(), BorrowedBuffers(box.model):
+            box.closure()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        Call(names[key], module, args, kwargs, _inner(module, found))
+        for key, (module, args, kwargs) in found.items()
+    ]
+
+
+def _inner(module: nn.Module, found: dict[int, Any]) -> int:
+    return sum(id(child) in found for child in module.modules()) - 1
+
+
+def isolate(call: Call, seed: int) -> Sandbox | None:
+    """A problem of the module's own, or ``None`` where there is nothing to differentiate."""
+    alone = _Alone(call)
+    try:
+        with ordinary(), BorrowedBuffers(alone), torch.no_grad():
+            outputs = list(_floats(alone()))
+        if not outputs or not any(p.requires_grad for p in alone.parameters()):
+            return None
+        return Sandbox(alone, _Smooth(outputs, seed), None, lambda name, tensor: True, seed)
+    except Exception:  # a module that only runs in its place in the model
+        return None
+
+
+class _Alone(nn.Module):
+    """A module as a function of its weights and of its floating inputs, which become weights."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.inner = call.module
+        self.args, self.kwargs = call.args, call.kwargs
+        self.inputs = nn.ParameterList(
+            tensor.detach().clone() for tensor in _floats((call.args, call.kwargs))
+        )
+
+    def forward(self) -> Any:
+        """Clones, since the module may write into its inputs."""
+        inputs = iter([tensor.clone() for tensor in self.inputs])
+        args, kwargs = _fill((self.args, self.kwargs), inputs)
+        return self.inner(*args, **kwargs)
+
+
+class _Smooth:
+    r"""A loss with derivatives of every order: :math:`\sum r \sin(z / \|z\|_{rms})`, r random."""
+
+    def __init__(self, outputs: list[Tensor], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._signs = [
+            torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z) for z in outputs
+        ]
+        self._sizes = [z.square().mean().sqrt().item() or 1.0 for z in outputs]
+
+    def __call__(self, module: nn.Module, batch: None) -> Tensor:
+        terms = zip(_floats(module()), self._signs, self._sizes, strict=True)
+        return torch.stack([(r * (z / size).sin()).sum() for z, r, size in terms]).sum()
+
+
+def _floats(value: Any) -> Iterator[Tensor]:
+    """The floating tensors in a nest of tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _floats(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _floats(item)
+
+
+def _fill(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same nest with its floating tensors replaced, in the order of :func:`_floats`."""
+    if isinstance(value, Tensor):
+        return next(tensors) if value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*[_fill(item, tensors) for item in value])
+    if isinstance(value, (tuple, list)):
+        return type(value)([_fill(item, tensors) for item in value])
+    if isinstance(value, dict):
+        return {key: _fill(item, tensors) for key, item in value.items()}
+    return value

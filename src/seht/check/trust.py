@@ -1,0 +1,130 @@
+r"""Can the penalty's gradient be trusted on *this* model? ``seht.check(model, loss_fn, batch)``.
+
+The gradient of a Hessian-trace penalty is a third derivative, and an operator whose double backward
+is wrong makes it silently wrong. The check compares every engine's trace and gradient with a
+numerical truth made of ordinary gradients only (:mod:`seht.check.truth`), on a float64 copy of
+the user's own model and batch, and names the module that breaks an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from seht import probes
+from seht.check.judge import Truths, judge
+from seht.check.report import CheckReport, EngineReport
+from seht.check.sandbox import LossFn, Sandbox, copy_model, double, one_line, own_randomness
+from seht.distributed.fsdp import refuse_sharded
+from seht.engines import ENGINES, make_engine
+from seht.replay.buffers import BorrowedBuffers
+from seht.task import check_loss, split
+
+__all__ = ["CheckReport", "EngineReport", "check"]
+
+
+def check(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    *,
+    engines: str | Iterable[str] | None = None,
+    params: probes.ParamSpec = None,
+    directions: int = 3,
+    seed: int = 0,
+    tolerance: float = 1e-3,
+) -> CheckReport:
+    r"""Compare every engine's penalty with a numerical truth, on the user's own model and batch.
+
+    For random probes s the trace :math:`t = s^T H s` and its gradient in *all* trainable parameters
+    are compared with differences of ordinary gradients, at two step sizes that must agree. Nothing
+    of the user's is touched: model, gradients, buffers, batch and random state stay as they are.
+
+    .. code-block:: python
+
+        report = seht.check(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+                            (x, y))
+        print(report)            # in words; report.ok, report.engines["autograd"].verdict
+
+    A verdict is ``"trusted"``, ``"wrong"`` (with the module that breaks the engine, where one does
+    so on its own), ``"failed"`` (the engine raised) or ``"inconclusive"`` (nothing could be
+    measured, which is no promise).
+
+    Args:
+        model: the module, in the mode (train or eval) it is to be checked in.
+        loss_fn: ``loss_fn(model, batch)`` computes the loss *with the model it is given*: a copy.
+        batch: anything; floating tensors in tuples, lists and mappings are taken to float64.
+        engines: names; all of them by default.
+        params: the probed tensors, as in :class:`seht.HessianTrace`.
+        directions: along how many random probes.
+        seed: of the probes and of randomness inside the model.
+        tolerance: the relative error up to which an engine is trusted. An operator that is
+            wrong is off by tenths; one probe's own noise is some 400 %.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not callable(loss_fn):
+        raise TypeError(
+            f"loss_fn must be callable, not {type(loss_fn).__name__}; "
+            "pass a function loss_fn(model, batch) that returns the loss"
+        )
+    if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
+        raise ValueError(f"directions must be a whole number of at least 1, not {directions!r}")
+    if not 1e-6 <= tolerance < 1:
+        raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")
+    names = list(ENGINES) if engines is None else [engines] if isinstance(engines, str) else engines
+    names = [make_engine(name).name for name in names]
+    if not names:
+        raise ValueError(f"engines is empty; name some of {', '.join(ENGINES)}, or leave it out")
+    refuse_sharded(model, "seht.check")
+    probes.choose(model, params)  # before the copy, which may be large
+    with torch.inference_mode(False), own_randomness():
+        box = Sandbox(copy_model(model), loss_fn, double(batch), params, seed)
+        loss = _first_look(box)
+        truths = Truths(box, seed, tolerance / 4)
+        reports = {name: judge(box, name, truths, directions, tolerance) for name in names}
+    return CheckReport(
+        engines={name: _advise(report, reports) for name, report in reports.items()},
+        model=type(model).__name__,
+        tensors=len(box.chosen.tensors),
+        weights=sum(tensor.numel() for tensor in box.chosen.tensors.values()),
+        loss=loss,
+    )
+
+
+def _first_look(box: Sandbox) -> float:
+    """The loss on the copy, or an error that says what is the matter with ``loss_fn``."""
+    try:
+        with torch.enable_grad(), BorrowedBuffers(box.model):
+            loss = split(box.closure())[0]
+    except Exception as error:
+        raise RuntimeError(
+            f"loss_fn(model, batch) failed on a float64 copy of both: {one_line(error)}; "
+            "it must work with the model it is given and create no float32 tensors of its own"
+        ) from error
+    loss = check_loss(loss)
+    if not torch.isfinite(loss):
+        raise ValueError(f"the loss is {loss.item()} on this batch; check with a batch that trains")
+    used = torch.autograd.grad(loss, list(box.chosen.tensors.values()), allow_unused=True)
+    if all(part is None for part in used):
+        raise ValueError(
+            "the loss depends on none of the chosen parameters of the model given to loss_fn; "
+            "compute it with that argument, which is a copy, and not with a model from outside"
+        )
+    return loss.item()
+
+
+def _advise(report: EngineReport, reports: dict[str, EngineReport]) -> EngineReport:
+    """Say which engine to use instead, if one is known to be right or needs nothing but first
+    derivatives.
+    """
+    if report.verdict in ("trusted", "inconclusive") or "use engine=" in (report.reason or ""):
+        return report
+    others = [name for name, other in reports.items() if other.verdict == "trusted"]
+    if not others and report.engine == "autograd" and "difference" not in reports:
+        others = ["difference"]
+    return replace(report, advice=f"use engine={others[0]!r}") if others else report

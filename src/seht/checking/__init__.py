@@ -1,1 +1,0 @@
-"""The parts of :func:`seht.check`: a private copy, frozen decisions, the numerical truth, blame."""

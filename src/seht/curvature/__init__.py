@@ -1,0 +1,1 @@
+"""The loss as a function of the network's outputs, and its curvature there."""

@@ -1,0 +1,254 @@
+r"""The boundary between network and loss, which the Gauss-Newton matrix needs.
+
+:math:`G = J^T H_{out} J`: J the derivative of the network's outputs z, :math:`H_{out}` the loss's
+second derivative in z. The outputs are those of the outermost calls of the model in the closure,
+of the module named by ``boundary=``, or what the closure marks with :func:`seht.boundary`.
+
+A model that ends in ``log_softmax`` puts out log-probabilities, in which ``F.nll_loss`` is linear:
+G would be 0 by definition, while everybody means the logits. So the final ``log_softmax`` of a
+model counts to the loss, unless ``boundary=`` or a mark says otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from seht.curvature.flat_losses import linear
+from seht.curvature.softmax import again, log_softmax_dim
+from seht.precision.half_weights import HALVES
+from seht.probes import clean_name
+from seht.replay.prefix import shares_memory
+from seht.task import Task
+from seht.tensors.graph_need import Dropped
+from seht.tensors.nodes import node_of, reached
+
+_active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)
+
+
+def boundary(outputs: Any) -> Any:
+    """Mark what the network puts out, inside a closure: ``logits = seht.boundary(logits)``.
+
+    Use what it returns from there on. Outside a penalised step it returns its argument.
+    """
+    current = _active.get()
+    return outputs if current is None else current.mark(outputs)
+
+
+class Boundary:
+    """Collects the outputs of a pass, and gives out copies: only the loss lies behind them."""
+
+    copied = False
+    """Whether this came into being with a copy of the model, made inside the closure."""
+
+    def __init__(self, task: Task) -> None:
+        self._module = _find(task.model, task.boundary)
+        self._named = task.boundary is not None
+        self._weights = list(task.weights.values())
+        self._depth = 0
+        self._calls = 0
+        self._origins: dict[int, tuple[Tensor, Tensor]] = {}
+        """By identity of what was given out: itself, and the output it was made from."""
+        self._hooked: list[Tensor] = []
+        self._marked: list[Tensor] = []
+        self._kept: frozenset[int] | None = None
+        self.cut = False
+        """Make the outputs leaves, so that the network's graph can go."""
+        self.roots: list[Tensor] = []
+        self.dropped: Dropped | None = None
+        """Where no graph is kept: the loss has one all the same, to be differentiated twice."""
+        self.tracker: Any = None
+        """Follows the examples, for per-sample probes."""
+        self.made: set[int] = set()
+        """The identities of what was given out, for those who ask where a tensor comes from."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy (or pickle) of the model has our hooks, too: there they do nothing."""
+        return {"copied": True}
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """What the pass put out; marks win over the model's own outputs."""
+        found = self._marked or self._hooked
+        if self._kept is None:
+            return found
+        return [z for place, z in enumerate(found) if place in self._kept]
+
+    @property
+    def origins(self) -> list[Tensor]:
+        """The same as the network itself put it out, before it was copied."""
+        return [origin for _, origin in self._origins.values()]
+
+    def restrict(self, loss: Tensor) -> None:
+        """Leave out outputs that the loss does not depend on, now and in the passes to come: they
+        served something else, and their graph may be gone.
+        """
+        self._kept = None
+        if len(self.outputs) > 1:
+            nodes = [node_of(z) for z in self.outputs]
+            found = reached([loss.grad_fn], set())  # past outputs: one may lead to another
+            kept = frozenset(place for place, node in enumerate(nodes) if node in found)
+            self._kept = kept or None
+
+    def mark(self, outputs: Any) -> Any:
+        """Take over a structure of tensors marked by the user."""
+        self._drop(False)
+        return self._alias(outputs, self._marked)
+
+    def __enter__(self) -> Boundary:
+        self._hooked, self._marked, self.roots, self._origins = [], [], [], {}
+        self._depth = self._calls = 0
+        self._token: Token[Boundary | None] = _active.set(self)
+        self._handles = [
+            self._module.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self._module.register_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        _active.reset(self._token)
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.copied:
+            return None
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        self._drop(True)
+        self._calls += 1
+        # A hidden state that comes back is no output any more, but a part of the network.
+        return mapped((args, kwargs), self._origin) if self._origins else None
+
+    def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        if self.copied:
+            return None
+        self._depth -= 1
+        if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
+            return None
+        self._drop(False)
+        return self._alias(outputs, self._hooked)
+
+    def _drop(self, on: bool) -> None:
+        if self.dropped is not None:
+            self.dropped.on = on
+
+    def _alias(self, value: Any, found: list[Tensor]) -> Any:
+        return mapped(value, lambda tensor: self._take(tensor, found))
+
+    def _take(self, tensor: Tensor, found: list[Tensor]) -> Tensor:
+        if not tensor.requires_grad or not tensor.is_floating_point():
+            return tensor
+        # A compiler cannot trace these questions, and shows us no such tensors.
+        traced = torch.compiler.is_compiling()
+        with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
+            own = found is self._hooked and not self._named and not traced
+            dim = log_softmax_dim(tensor) if own else None
+            if self._is_weight(tensor):
+                tensor = tensor.clone()  # put out as it is it would move with the weight
+            if tensor.dtype in HALVES:
+                tensor = tensor.float()  # what follows is divided by the step
+            if self.cut and (traced or not is_functorch_wrapped_tensor(tensor)):
+                self.roots.append(tensor)
+                found.append(tensor.detach().requires_grad_())
+            else:
+                found.append(tensor.view_as(tensor))
+            # The closure may write into what it gets.
+            given = found[-1].clone() if dim is None else again(found[-1], dim)
+            if self.tracker is not None:
+                self.tracker.same(tensor, given)
+        self._origins[id(given)] = (given, tensor)
+        self.made.add(id(given))
+        return given
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        if torch.compiler.is_compiling():  # addresses cannot be traced
+            return isinstance(tensor, nn.Parameter)
+        return any(shares_memory(weight, tensor) for weight in self._weights)
+
+    def _origin(self, tensor: Tensor) -> Tensor:
+        while id(tensor) in self._origins:
+            tensor = self._origins[id(tensor)][1]
+        return tensor
+
+    def _mixed(self) -> bool:
+        """Whether an output depends on another one, through more than the network."""
+        outputs = {z.grad_fn for z in self.outputs if z.grad_fn is not None}
+        if self._calls < 2 or not outputs:
+            return False
+        seen: set[Any] = set()
+        stack = [parent for node in outputs for parent, _ in node.next_functions]
+        while stack:
+            node = stack.pop()
+            if node in outputs:
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack.extend(parent for parent, _ in node.next_functions)
+        return False
+
+    def check(self, curved: bool) -> None:
+        """Refuse a boundary behind which nothing is curved: the trace would silently be 0."""
+        if not self.outputs:
+            raise RuntimeError(
+                'curvature="ggn": the closure never called the model'
+                + (" part that boundary= names" if self._named else "")
+                + ", so its outputs are unknown; mark them with seht.boundary(logits)"
+            )
+        if self._mixed():
+            raise RuntimeError(
+                'curvature="ggn": what the model puts out goes into the model again, changed on '
+                "the way, so that network and loss cannot be told apart; change it inside the "
+                "model, or mark what the loss is made from with seht.boundary(logits), after the "
+                "last call"
+            )
+        if not curved:
+            raise linear()
+
+
+def check_boundary(model: nn.Module, name: object) -> None:
+    """Refuse what names no module of the model, before the first step."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"boundary must be the name of a module, not {name!r}")
+    _find(model, name)
+
+
+def _find(model: nn.Module, name: str | None) -> nn.Module:
+    if name is None:
+        return model
+    for raw, module in model.named_modules():
+        if clean_name(raw) == clean_name(name):
+            return module
+    raise ValueError(
+        f"boundary: the model has no module {name!r} (model.named_modules() lists them)"
+    )
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with the function applied to every tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        changed = copy.copy(value)  # keeps the type, the outputs of Hugging Face included
+        for key, item in value.items():
+            changed[key] = mapped(item, function)
+        return changed
+    if isinstance(value, tuple):
+        items = [mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [mapped(item, function) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        clone = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(clone, field.name, mapped(getattr(value, field.name), function))
+        return clone
+    return value

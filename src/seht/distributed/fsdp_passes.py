@@ -1,0 +1,242 @@
+"""The passes of a difference estimate over the shards of an FSDP2 model.
+
+One probe and one step for all ranks, each pass on every rank's own part of the batch: the loss is
+the mean over ranks, and so are the gradients that FSDP's reduction leaves on the shards. Inner
+products and norms are taken on the shards and summed over ranks; the decisions of a pass are those
+of the rank's own examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.distributed.fsdp import Shards, is_dtensor, local, place
+from seht.operators.rules import KeepGraph
+from seht.precision.half_weights import HALVES
+from seht.replay.passes import Passes
+from seht.task import Directions, Task, report_unused
+from seht.tensors.gradients import Gradient, dense, real, stride_of
+from seht.tensors.graph import Take, coarsest, handed_out, leaves_of, refuse_older
+from seht.tensors.state import Weights, step_size
+
+
+def refuse_forms(
+    engine: str, estimator: object, *, lean: bool, free: bool = False, elsewhere: bool = False
+) -> None:
+    """Refuse what a sharded model does not have, and name what it has."""
+    sharded = "the model is sharded by fully_shard, "
+    if engine != "difference":
+        raise RuntimeError(
+            f"{sharded}through which engine={engine!r} cannot differentiate twice; leave engine= "
+            "out and call penalty.backward(closure)"
+        )
+    if getattr(estimator, "per_sample", False):
+        raise RuntimeError(
+            f"{sharded}and estimator='seht-s' needs whole weights; use estimator='seht-h'"
+        )
+    if free:
+        raise RuntimeError(f"{sharded}which kinks='free' does not know; leave kinks= out")
+    if elsewhere:
+        raise RuntimeError(
+            f"{sharded}where on= has no form; leave it out, and use every= for a cheaper penalty"
+        )
+    if not lean:
+        raise RuntimeError(
+            f"{sharded}whose weights are gathered anew in a backward pass that comes later; call "
+            "penalty.backward(closure) in place of penalty(closure) and loss.backward()"
+        )
+
+
+@contextmanager
+def refuse_kept() -> Iterator[None]:
+    """Refuse a closure that needs the centre's graph after its pass."""
+    try:
+        yield
+    except KeepGraph:
+        raise RuntimeError(
+            "the model is sharded by fully_shard, whose graph serves one backward pass at once; "
+            "remove backward hooks inside the network, and gradients that the closure takes "
+            "itself, on penalised steps"
+        ) from None
+
+
+def refuse_half(weights: dict[str, Tensor]) -> None:
+    """Shards have no float32 copies."""
+    for name, w in weights.items():
+        if w.dtype in HALVES:
+            raise TypeError(
+                f"{name} is {w.dtype}, and shards have no float32 copies; keep the weights of a "
+                "sharded model in float32"
+            )
+
+
+class ShardedWeights(Weights):
+    """The drawn weights' parts on this rank."""
+
+    def __init__(self, weights: dict[str, Tensor], shards: Shards) -> None:
+        super().__init__({name: local(w) for name, w in weights.items()})
+        self._shards = shards
+        self._shares = {name: shards.share(w) for name, w in weights.items()}
+
+    def step(self, sigma: Directions, kappa: float) -> Tensor:
+        """One e for all ranks: both norms are those of the whole tensors."""
+        sizes, parts = self.lengths(sigma)
+        return step_size(sizes.norm(), parts.norm(), kappa)
+
+    def lengths(self, sigma: Directions) -> tuple[Tensor, Tensor]:
+        """Those of the whole tensors."""
+        squares = [
+            torch.stack([_square(w), _square(sigma[name])]) * self._shares[name]
+            for name, w in self._weights.items()
+        ]
+        sizes, parts = self._shards.sum(torch.stack(squares)).sqrt().unbind(1)
+        return sizes, parts
+
+    @contextmanager
+    def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
+        """The shards are w + step * sigma while the block runs, its backward pass included."""
+        try:
+            with super().moved(sigma, step), self._shards.cleaned():
+                self._shards.reshard()
+                yield
+        finally:
+            self._shards.reshard()
+
+
+class ShardedPasses(Passes):
+    """Passes whose weights are gathered and whose gradients are reduced by FSDP2."""
+
+    def __init__(self, task: Task, shards: Shards, **options: Any) -> None:
+        self.shards = shards
+        super().__init__(task, **options)
+
+    def _survey(self, since: int) -> None:
+        """Leaves are the shards; what is used on one rank counts as used on all."""
+        self._refuse_others()
+        roots = self._roots()
+        self.coarsest = coarsest(roots) if self._types else None
+        found, self.older = leaves_of(roots, since)
+        gathered = self.shards.gathered
+        shards = {id(p.sharded_param): p.sharded_param for p in self.shards.params}
+        cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
+        others = [leaf for leaf in found if id(leaf) not in {*gathered, *shards, *cut}]
+        self.leaves = [*(w for w in shards.values() if w.requires_grad), *others]
+        whole = {id(p) for p in self.task.model.parameters()}  # a part may not be sharded
+        self._meet({id(leaf) for leaf in others} - whole, roots)
+        if self.older:
+            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found}
+            drawn = {n: met.get(id(w), w) for n, w in self.task.weights.items()}
+            refuse_older(drawn, [self.loss], since)
+        reached = {id(gathered.get(id(leaf), leaf)) for leaf in found}
+        mask = torch.tensor([float(id(w) in reached) for w in self.task.weights.values()])
+        uses = self.shards.sum(mask).tolist()
+        names = dict(zip(self.task.weights, uses, strict=True))
+        self.used = {n: w for n, w in self.task.weights.items() if names[n]}
+        self.unused = report_unused(self.task, [n for n in self.task.weights if not names[n]])
+
+    def _refuse_others(self) -> None:
+        known = {id(state) for state in self.shards.states}
+        for other in self.buffers.others:
+            for module in other.modules():
+                state = getattr(module, "_get_fsdp_state", lambda: None)()
+                if state is not None and id(state) not in known:
+                    raise RuntimeError(
+                        f"the closure calls a {type(module).__name__} that fully_shard sharded "
+                        "and that is no part of the penalty's model; give HessianTrace a module "
+                        "that holds both, and choose the weights with params="
+                    )
+
+    def _own_weights(self) -> Weights:
+        return ShardedWeights(self.used, self.shards)
+
+    @contextmanager
+    def _mode(self, mode: Any) -> Iterator[None]:
+        with self.shards.hidden(), super()._mode(mode):
+            yield
+
+    def commit(self) -> None:
+        """Take over buffers, and gradients of plain calls that wait for this one."""
+        super().commit()
+        self.shards.reduce_waiting()
+
+    def pull(
+        self,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor | None] | None,
+        *,
+        keep: bool,
+        take: Take | None = None,
+        more: Sequence[Tensor] = (),
+    ) -> Gradient:
+        """The gradient in every leaf, reduced over ranks where FSDP does so: parts on this rank.
+
+        By an ordinary backward pass: ``autograd.grad`` would hand out whole gradients of the
+        gathered weights, each rank's own.
+        """
+        with self.shards.collecting([*self.leaves, *(leaf for _, leaf in self._twins)]):
+            torch.autograd.backward(outputs, cotangents, retain_graph=keep)
+            found = [leaf.grad for leaf in self.leaves]
+            for place, twin in self._twins:
+                found[place] = twin.grad if found[place] is None else found[place]
+        return [None if g is None else dense(local(g)) for g in found]
+
+    def pull_along(self, sigma: Directions, *args: Any, **options: Any) -> dict[str, Tensor]:
+        """This rank's share of sigma . g for each drawn tensor."""
+        found = super().pull_along(sigma, *args, **options)
+        return {name: g * self.shards.share(self.used[name]) for name, g in found.items()}
+
+    def over_ranks(self, value: Tensor, loss: Tensor, *, partial: bool) -> tuple[Tensor, Tensor]:
+        """The trace and the loss of all ranks; ``partial`` values are summed, others averaged."""
+        if partial:
+            return self.shards.sum(value), self.shards.mean(loss).to(loss.dtype)
+        return self.shards.mean(value).to(value.dtype), self.shards.mean(loss).to(loss.dtype)
+
+    def refuse_behind(self, leaves: set[int]) -> None:
+        """The loss's own curvature is taken outside the pass, when such weights are sharded."""
+        if leaves & {*self.shards.gathered, *(id(p.sharded_param) for p in self.shards.params)}:
+            raise RuntimeError(
+                'curvature="ggn": sharded weights lie behind the outputs, where the loss is '
+                "differentiated twice; choose a boundary= behind them, or use curvature='hessian'"
+            )
+
+    def sketch(self, gradient: Gradient) -> Tensor:
+        """This rank's part of what one process would look at."""
+        parts = []
+        for leaf, g in zip(self.leaves, gradient, strict=False):
+            stride = stride_of(leaf)
+            first = -_offset(leaf) % stride
+            seen = local(leaf) * 0 if g is None else g
+            taken = seen.flatten()[first::stride]
+            parts.append(real(taken).double() * (stride * self.shards.share(leaf)) ** 0.5)
+        return torch.cat(parts)
+
+    def sizes(self, *sketches: Tensor) -> list[Tensor]:
+        """Norms over all ranks."""
+        return list(self.shards.sum(torch.stack([s.square().sum() for s in sketches])).sqrt())
+
+    def handed_out(self, value: Tensor, total: Gradient) -> Tensor:
+        """The same with ``DTensor`` gradients for the shards."""
+        with torch.no_grad():
+            parts = [
+                None if g is None else self.shards.like(g, leaf)
+                for g, leaf in zip(total, self.leaves, strict=False)
+            ]
+        return handed_out(value, parts, self.leaves[: len(parts)])
+
+
+def _square(t: Tensor) -> Tensor:
+    wide = t if t.is_floating_point() else t.float()
+    return torch.linalg.vector_norm(wide).double().square()
+
+
+def _offset(leaf: Tensor) -> int:
+    """How many numbers of the whole tensor come before this rank's part (rows of it)."""
+    if not is_dtensor(leaf) or not leaf.numel():
+        return 0
+    start, _ = place(leaf)[0]
+    return start * (leaf.numel() // leaf.shape[0])

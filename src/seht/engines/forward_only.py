@@ -1,0 +1,290 @@
+r"""Traces of one (micro-)batch for measuring: perturbed forward passes, and no graph.
+
+The value alone needs no gradient: with frozen decisions
+
+.. math:: t \approx (L(w + es) + L(w - es) - 2 L(w)) / e^2
+
+for each probe s, and :math:`z'^T H_{out} z'` with :math:`z' \approx (z(w + es) - z(w)) / e` for the
+Gauss-Newton trace. What autograd would save on the way is dropped, so that a pass needs what plain
+evaluation needs, plus the recorded decisions (one bit for each ReLU).
+
+Where the outputs are affine in each weight alone, the two traces are one (:mod:`.affine`), and the
+cheaper of the two is taken for it.
+
+One backward pass gives the trace of every weight at once (``per_layer``): scale the direction of
+weight l by :math:`a_l = 1`; then :math:`\frac12 dt / da_l` has the expectation
+:math:`\mathrm{tr}(H_{ll})`. That needs a graph, and with it a training step's memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import probes as draw
+from seht.curvature.output_curvature import Curvature
+from seht.engines.step_size import START
+from seht.estimators import Estimator, SehtS
+from seht.operators.affine import Affine, NotAffine
+from seht.persample.errors import ExampleError
+from seht.persample.memory import Memory
+from seht.precision.half_weights import HALVES
+from seht.precision.tf32 import unshortened
+from seht.replay.groups import refuse_parallel
+from seht.replay.passes import Passes
+from seht.task import Closure, Directions, Task, refuse_scripted
+from seht.tensors.graph import coarser, leaves_of
+from seht.tensors.graph_need import dropping, wants_graph
+from seht.tensors.state import RandomState, uninterrupted
+
+KAPPA = {
+    ("hessian", torch.float64): 1e-3,
+    ("hessian", torch.float32): 1e-2,
+    ("ggn", torch.float64): 1e-6,
+    ("ggn", torch.float32): 3e-3,
+}
+KAPPA |= {key: kappa for key, kappa in START.items() if key[1] in HALVES}
+"""The relative step by curvature and dtype: larger than for gradients, as losses round more."""
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Independent estimates of one batch's trace."""
+
+    loss: float
+    traces: tuple[float, ...]
+    """One for each probe."""
+    layers: dict[str, tuple[float, ...]]
+    """With ``per_layer``: the same for each weight."""
+    shared: tuple[str, ...]
+    """Weights that kept one direction for all examples."""
+    unused: tuple[str, ...]
+    """Weights that the loss does not depend on."""
+    n: int | None
+    """The number of examples, where each had a probe of its own."""
+    affine: bool = False
+    """Whether the trace of the Hessian was had as that of the Gauss-Newton matrix, its equal."""
+
+
+def replicates(
+    model: nn.Module,
+    closure: Closure,
+    *,
+    probes: int = 2,
+    seed: int = 0,
+    estimator: Estimator | None = None,
+    params: draw.ParamSpec = None,
+    curvature: str = "hessian",
+    boundary: str | None = None,
+    per_layer: bool = False,
+    stretch: float = 1.0,
+    memory: Memory | None = None,
+) -> Replicates:
+    """Estimate the trace of the closure's loss with ``probes`` independent probes.
+
+    With the default estimator, :class:`seht.SehtS`, every example has a probe of its own, and the
+    part that examples share is drawn anew for each replicate. Raises
+    :class:`seht.ExampleError` where the examples meet before the loss; ``estimator=seht.SehtH()``
+    takes one probe for all instead. The step is ``stretch`` times the usual one. Give one
+    ``memory`` to all calls for a model: it keeps what was found out about the closure. Weights,
+    buffers and gradients are left as they were, the global random state where one run of the
+    closure leaves it.
+    """
+    chosen = draw.choose(model, params)
+    task = Task(
+        model,
+        closure,
+        chosen.tensors,
+        tuple(range(len(chosen.tensors))),
+        chosen.named,
+        len(chosen.tensors),
+        _Times(estimator if estimator is not None else SehtS(), probes),
+        seed,
+        curvature=curvature,
+        boundary=boundary,
+        differentiable=False,
+    )
+    refuse_scripted(model, "difference")
+    refuse_parallel(model)
+    memory = memory or Memory()
+    with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
+        random = RandomState(model.parameters())
+        start = random.read()
+        try:
+            return _either(task, per_layer, stretch, memory)
+        except RuntimeError as error:
+            if memory.graph or not wants_graph(error):
+                raise
+        memory.graph = True  # the closure takes gradients itself
+        random.begin(start)
+        return _either(task, per_layer, stretch, memory)
+
+
+def _either(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates:
+    """By the Gauss-Newton matrix where that has the same trace, else as it is."""
+    if task.curvature == "hessian" and task.per_sample and memory.affine is not False:
+        found = _affinely(task, per_layer, stretch, memory)
+        memory.affine = found is not None
+        if found is not None:
+            return found
+    return _measured(task, per_layer, stretch, memory)
+
+
+def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates | None:
+    """By the Gauss-Newton matrix, where it has the same trace; None where it has not."""
+    watch = Affine(task.weights.values())
+    other = dataclasses.replace(task, curvature="ggn", closure=watch.around(task.closure))
+    random = RandomState(task.model.parameters())
+    start = random.read()
+    try:
+        found = _measured(other, per_layer, stretch, memory, watch)
+    except (NotAffine, RuntimeError, TypeError, ValueError) as error:
+        mine = isinstance(error, NotAffine)
+        if isinstance(error, ExampleError) or (error is watch.raised and not mine):
+            raise
+        random.begin(start)  # it may still do without G
+        return None
+    return dataclasses.replace(found, affine=True)
+
+
+def _measured(
+    task: Task, per_layer: bool, stretch: float, memory: Memory, watch: Affine | None = None
+) -> Replicates:
+    if per_layer:
+        return _with_layers(task, stretch, memory, watch)
+    with nullcontext() if memory.graph else dropping() as saved:
+        passes = Passes(task, lean=not memory.graph, memory=memory, dropped=saved, types=True)
+        if task.curvature == "ggn":
+            return _gauss_newton(passes, stretch, watch, memory)
+        return _hessian(passes, stretch)
+
+
+class _Times:
+    """An estimator with another number of probes."""
+
+    def __init__(self, estimator: Estimator, probes: int) -> None:
+        if estimator.layers(3, 0) != (0, 1, 2):
+            raise ValueError("measuring needs an estimator that draws every layer")
+        self._estimator = estimator
+        self.probes = probes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._estimator, name)
+
+
+def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
+    dtype = next(iter(passes.used.values())).dtype
+    curvature = passes.task.curvature
+    if (curvature, dtype) not in KAPPA or dtype in HALVES:
+        raise TypeError(
+            f"measuring needs float32 or float64 weights, not {dtype}; call model.float() first"
+        )
+    # The model may cast to less inside, and the loss is a difference's raw material here.
+    dtype = coarser(coarser(dtype, passes.coarsest), passes.loss.dtype)
+    return passes.weights.step(sigma, stretch * KAPPA[curvature, dtype])
+
+
+def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None) -> Replicates:
+    n = None if passes.tracker is None else passes.tracker.n
+    return Replicates(loss, tuple(traces), layers or {}, passes.shared, passes.unused, n)
+
+
+def _hessian(passes: Passes, stretch: float) -> Replicates:
+    loss = passes.loss.detach().double()
+    passes.forget()
+    if not passes.used:
+        return _answer(passes, float(loss), [0.0] * passes.task.estimator.probes)
+    traces = []
+    for sigma in passes.task.probes():
+        e = _step(passes, sigma, stretch)
+        sides = [passes.value(sigma, side) for side in (e, -e)]
+        traces.append((sides[0] + sides[1] - 2 * loss) / e**2)
+    return _answer(passes, float(loss), _numbers(traces))
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    return torch.stack([v.double() for v in values]).tolist() if values else []
+
+
+@contextmanager
+def _outputs(
+    passes: Passes, watch: Affine | None, memory: Memory
+) -> Iterator[tuple[list[Tensor], Curvature]]:
+    """The centre's outputs and the loss's curvature in them."""
+    assert passes.boundary is not None
+    if watch is not None and not watch.holds(passes.boundary.origins):
+        raise NotAffine
+    z = list(passes.boundary.outputs)
+    curvature = Curvature(passes.loss, z)
+    passes.boundary.check(curvature.curved)
+    if watch is None and not memory.curved:  # as the trace of the Hessian, 0 is an answer
+        curvature.look(set(), third=False)
+        memory.curved = True
+    behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
+    passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
+    if watch is not None and passes.tied:
+        raise NotAffine
+    yield z, curvature
+
+
+def _gauss_newton(
+    passes: Passes, stretch: float, watch: Affine | None, memory: Memory
+) -> Replicates:
+    loss = float(passes.loss.detach())
+    if not passes.used:
+        return _answer(passes, loss, [0.0] * passes.task.estimator.probes)
+    traces = []
+    with _outputs(passes, watch, memory) as (z, curvature):
+        for sigma in passes.task.probes():
+            e = _step(passes, sigma, stretch)
+            with passes.at(sigma, e):
+                above = [a.detach() for a in passes.boundary.outputs]  # type: ignore[union-attr]
+                direction = [
+                    (a - b.detach()) / e.to(a.dtype) for a, b in zip(above, z, strict=True)
+                ]
+                with passes.weights.back(sigma, e, passes.tied):
+                    product = curvature.product(direction)
+            pairs = zip(product, direction, strict=True)
+            traces.append(torch.stack([(h * d).sum().double() for h, d in pairs]).sum())
+    return _answer(passes, loss, _numbers(traces))
+
+
+def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | None) -> Replicates:
+    passes = Passes(task, lean=task.curvature == "hessian", memory=memory, types=True)
+    loss = float(passes.loss.detach())
+    traces: list[float] = []
+    layers: dict[str, list[float]] = {name: [] for name in passes.used}
+    if passes.used and task.curvature == "hessian":
+        passes.forget()
+        for sigma in task.probes():
+            e = _step(passes, sigma, stretch)
+            sides = []
+            for side in (e, -e):
+                sides.append(passes.gradient(sigma, side, []))
+            for name in layers:
+                layers[name].append(float((sides[0][name] - sides[1][name]) / (2 * e)))
+    elif passes.used:
+        with _outputs(passes, watch, memory) as (z, curvature):
+            for sigma in task.probes():
+                e = _step(passes, sigma, stretch)
+                with passes.at(sigma, e, track=True):
+                    above = list(passes.boundary.outputs)  # type: ignore[union-attr]
+                    direction = [
+                        (a.detach() - b.detach()) / e.to(a.dtype)
+                        for a, b in zip(above, z, strict=True)
+                    ]
+                    with passes.weights.back(sigma, e, passes.tied):
+                        product = curvature.product(direction)
+                    found = passes.pull_along(sigma, [], above, product)
+                for name in layers:
+                    layers[name].append(float(found[name]))
+    for k in range(task.estimator.probes):
+        traces.append(math.fsum(values[k] for values in layers.values()))
+    return _answer(passes, loss, traces, {name: tuple(v) for name, v in layers.items()})

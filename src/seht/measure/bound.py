@@ -1,0 +1,298 @@
+r"""The generalisation bound behind the penalty (the paper's section 3.2), term by term.
+
+For a *linear* classifier of M classes with weights W and cross-entropy clipped at B, with
+probability :math:`1-\delta` over n training examples and up to a constant,
+
+.. math::
+
+    E[\bar\ell] - 1.01\,\hat E[\bar\ell] \lesssim
+    \frac{(A\mu)^{2/3} (\theta B)^{1/3}}{n^{1/3}} + \frac{A \sqrt{B\nu\theta}}{\sqrt n}
+    + \frac{B A^2 \theta}{n (\log^2 \frac{B A^2 \theta}{\nu n} + 1)} + \zeta ,
+
+    \mu = \hat E \lVert \partial\ell / \partial z \rVert_2, \quad
+    \nu = \hat E\, \mathrm{tr}(\partial^2\ell / \partial z^2), \quad
+    A = \lVert W^T \rVert_{2,1}, \quad
+    \theta = \ln^3(nM) \max_i \lVert x_i \rVert_2^2, \quad
+    \zeta = \frac{B (\ln(1/\delta) + \ln\ln n)}{n} .
+
+The derivatives are those of the loss in the *logits* z, as in the original theorem (Wei, Kakade and
+Ma, arXiv 2002.12915), not in the weights. The theorem is about linear models; for a deep network
+only the two averages :math:`\mu` and :math:`\nu` are given, and nothing is guaranteed by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht.curvature.boundary import Boundary
+from seht.curvature.flat_losses import look
+from seht.curvature.output_curvature import slope
+from seht.estimators import SehtH
+from seht.measure.numbers import duration, number, said, with_error
+from seht.measure.problem import LossFn, Problem, measuring
+from seht.measure.progress import Report, Reporter
+from seht.measure.results import plain
+from seht.probes import generator, mix
+from seht.replay.buffers import BorrowedBuffers
+from seht.task import Task, check_loss, split
+from seht.tensors.state import uninterrupted
+
+_EXACT = 256
+"""Up to so many classes the trace in the logits is exact: one product for each class."""
+_PROBES = 16
+_PASSIVE = (nn.Sequential, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
+
+
+@dataclass(frozen=True)
+class BoundResult:
+    """The two averages, and the terms of the bound where it holds."""
+
+    jacobian: float
+    """mu: the mean norm of the loss's gradient in the logits."""
+    hessian: float
+    """nu: the mean trace of its second derivative in the logits."""
+    hessian_stderr: float
+    """0 where it is exact (up to 256 classes), else over probes."""
+    linear: bool
+    """Whether the model is a linear classifier, as the theorem asks."""
+    terms: Mapping[str, float] | None
+    """``jacobian``, ``hessian``, ``quadratic`` and ``confidence``, up to the theorem's constant;
+    ``None`` for a deep network."""
+    constants: Mapping[str, float]
+    """n, M, B, delta, and for a linear model A and theta."""
+    note: str
+    seconds: float
+
+    @property
+    def total(self) -> float | None:
+        """The sum of the terms."""
+        return None if self.terms is None else sum(self.terms.values())
+
+    def __str__(self) -> str:
+        """A table of the averages and the terms."""
+        rows = [
+            ("derivatives in the logits", ""),
+            ("mean norm of the gradient", number(self.jacobian)),
+            ("mean trace of the Hessian", with_error(self.hessian, self.hessian_stderr)),
+            *((f"term: {name}", number(value)) for name, value in (self.terms or {}).items()),
+            *([] if self.total is None else [("all terms", number(self.total))]),
+        ]
+        return said(f"{self.note}; {duration(self.seconds)}", rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return plain({**vars(self), "total": self.total})
+
+
+def bound(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    cap: float = 1.0,
+    delta: float = 0.05,
+    seed: int = 0,
+    progress: Report = None,
+    boundary: str | None = None,
+    micro_batch: int | None = None,
+    batch_dim: int | None = None,
+    limit: int | None = None,
+) -> BoundResult:
+    """The terms of the generalisation bound, or for a deep network its two empirical averages.
+
+    Args:
+        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        loss_fn: the mean cross-entropy of a batch, made from the logits that the model returns.
+        data: the training examples.
+        cap: B, at which the loss is clipped.
+        delta: one minus the confidence.
+        seed: of the probes, with many classes.
+        progress: as in :func:`seht.measure.trace`.
+        boundary: the module whose outputs are the logits, if not the model.
+        micro_batch: cut batches into so many examples.
+        batch_dim: the examples' axis.
+        limit: read so many examples and no more.
+    """
+    if not (math.isfinite(cap) and cap > 0):
+        raise ValueError(f"cap must be a positive number, not {cap!r}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie between 0 and 1, not {delta!r}")
+    reporter = Reporter(progress, "bound")
+    sums = _Sums()
+    with measuring(
+        model, loss_fn, data, params=lambda name, tensor: True, boundary=boundary,
+        micro_batch=micro_batch, batch_dim=batch_dim, limit=limit, seed=seed,
+    ) as (problem, batches):  # fmt: skip
+        layer = _only_linear(model)
+        try:
+            for place, (batch, _) in enumerate(batches):
+                sums.add(*_averages(problem, batch, layer, mix(seed, 17, place)))
+                reporter(place + 1, batches.total)
+        finally:
+            reporter.close()
+    n, classes = sums.rows, sums.classes
+    constants: dict[str, float] = {"n": n, "M": classes, "B": cap, "delta": delta}
+    terms = None
+    if layer is None:
+        note = (
+            "a deep network: the theorem is about linear classifiers, so these are two empirical "
+            "averages and no bound"
+        )
+    else:
+        size = _size(layer)
+        theta = math.log(n * classes) ** 3 * sums.longest
+        constants |= {"A": size, "theta": theta}
+        terms = _terms(sums.jacobian, sums.hessian, size, theta, cap, delta, n)
+        note = "up to the theorem's constant; a bias counts as a weight of a constant input 1"
+    return BoundResult(
+        jacobian=sums.jacobian,
+        hessian=sums.hessian,
+        hessian_stderr=sums.stderr,
+        linear=layer is not None,
+        terms=terms,
+        constants=constants,
+        note=note,
+        seconds=reporter.seconds,
+    )
+
+
+class _Sums:
+    """Averages over rows of logits, micro-batch after micro-batch."""
+
+    def __init__(self) -> None:
+        self.rows = self.classes = 0
+        self.longest = self._jacobian = self._hessian = self._variance = 0.0
+
+    def add(
+        self, rows: int, classes: int, jacobian: float, hessian: Tensor, longest: float
+    ) -> None:
+        self.rows, self.classes = self.rows + rows, classes
+        self._jacobian += rows * jacobian
+        self._hessian += rows * float(hessian.mean())
+        if len(hessian) > 1:
+            self._variance += (rows**2) * float(hessian.var()) / len(hessian)
+        self.longest = max(self.longest, longest)
+
+    @property
+    def jacobian(self) -> float:
+        return self._jacobian / self.rows
+
+    @property
+    def hessian(self) -> float:
+        return self._hessian / self.rows
+
+    @property
+    def stderr(self) -> float:
+        return math.sqrt(self._variance) / self.rows
+
+
+def _averages(
+    problem: Problem, batch: Any, layer: nn.Linear | None, seed: int
+) -> tuple[int, int, float, Tensor, float]:
+    """Rows, classes, mean gradient norm, replicates of the mean trace, largest squared input."""
+    tensors = problem.chosen.tensors
+    order = tuple(range(len(tensors)))
+    task = Task(
+        problem.model, problem.closure(batch), tensors, order, frozenset(), len(order), SehtH(), 0,
+        curvature="ggn", boundary=problem.boundary, differentiable=False,
+    )  # fmt: skip
+    marks, seen = Boundary(task), _Inputs(layer)
+    marks.cut = True
+    with torch.enable_grad(), uninterrupted(), BorrowedBuffers(problem.model), seen:
+        with marks:
+            loss = check_loss(split(problem.closure(batch)())[0])
+        outputs = marks.outputs
+        if len(outputs) != 1:
+            raise ValueError(
+                f"the model puts out {len(outputs)} tensors with a gradient, and which one holds "
+                'the logits is not to be told; name their module with boundary="module.name"'
+            )
+        (z,), (g,), curved = outputs, *_slope(loss, outputs)
+        marks.check(curved)
+        look([g], [z])
+        classes, rows = z.shape[-1], z.numel() // z.shape[-1]
+        # The loss is a mean over rows: rows times its gradient is the gradient of each row's loss.
+        jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())
+        hessian = _trace(g, z, rows, classes, seed)
+    return rows, classes, jacobian, hessian, seen.longest
+
+
+def _slope(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor], bool]:
+    parts, curved = slope(loss, outputs)
+    return [torch.zeros_like(z) if g is None else g for g, z in zip(parts, outputs, strict=True)], (
+        curved
+    )
+
+
+def _trace(g: Tensor, z: Tensor, rows: int, classes: int, seed: int) -> Tensor:
+    """The mean over rows of tr(d2l/dz2): exact as one number, or replicates by probes."""
+    exact = classes <= _EXACT
+    found = []
+    for k in range(classes if exact else _PROBES):
+        if exact:
+            way = torch.zeros_like(z)
+            way[..., k] = 1
+        else:
+            bits = torch.randint(2, z.shape, generator=generator(mix(seed, k)))
+            way = (2 * bits - 1).to(z)
+        (product,) = torch.autograd.grad((g * way).sum(), z, retain_graph=True)
+        # The sum over rows of n * (d2L/dz2), divided by n rows.
+        found.append((product * way).sum(dtype=torch.float64))
+    values = torch.stack(found).cpu()
+    return values.sum().reshape(1) if exact else values
+
+
+class _Inputs:
+    """Sees what goes into the linear layer: its largest squared norm."""
+
+    def __init__(self, layer: nn.Linear | None) -> None:
+        self.layer, self.longest = layer, 0.0
+
+    def __enter__(self) -> _Inputs:
+        layer = self.layer
+        self._handle = None if layer is None else layer.register_forward_pre_hook(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _see(self, layer: nn.Module, inputs: Any) -> None:
+        constant = 0.0 if self.layer is None or self.layer.bias is None else 1.0
+        squares = inputs[0].detach().double().square().sum(-1)
+        self.longest = max(self.longest, float(squares.max()) + constant)
+
+
+def _only_linear(model: nn.Module) -> nn.Linear | None:
+    """The one linear layer of a linear classifier, if the model is one."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    others = [m for m in model.modules() if not isinstance(m, (*_PASSIVE, nn.Linear))]
+    return layers[0] if len(layers) == 1 and not others else None
+
+
+def _size(layer: nn.Linear) -> float:
+    """The sum of the norms of the classes' weight vectors, biases among them."""
+    squares = layer.weight.detach().double().square().sum(1)
+    if layer.bias is not None:
+        squares = squares + layer.bias.detach().double().square()
+    return float(squares.sqrt().sum())
+
+
+def _terms(
+    mu: float, nu: float, a: float, theta: float, b: float, delta: float, n: int
+) -> dict[str, float]:
+    ratio = b * a**2 * theta / (nu * n) if nu > 0 else math.inf
+    quadratic = b * a**2 * theta / (n * (math.log(ratio) ** 2 + 1)) if ratio > 0 else 0.0
+    return {
+        "jacobian": (a * mu) ** (2 / 3) * (theta * b) ** (1 / 3) / n ** (1 / 3),
+        "hessian": a * math.sqrt(b * max(nu, 0.0) * theta) / math.sqrt(n),
+        "quadratic": quadratic,
+        # ln ln n is negative below e: the theorem means large n.
+        "confidence": b * (math.log(1 / delta) + math.log(max(1.0, math.log(max(n, 2))))) / n,
+    }

@@ -1,0 +1,248 @@
+r"""The ends of the spectrum: the largest and the smallest eigenvalues of the Hessian.
+
+SciPy's ARPACK (implicitly restarted Lanczos; Lehoucq, Sorensen and Yang, *ARPACK Users' Guide*,
+1998) on Hessian-vector products over the whole data set. For each eigenpair the residual
+:math:`r = |Hv - \lambda v|` is measured with one more product; as H is symmetric an eigenvalue lies
+within r of :math:`\lambda`. With few products to spend, one Krylov space serves both ends
+(:mod:`seht.measure.krylov`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import probes as draw
+from seht.estimators import unknown
+from seht.extras import need
+from seht.measure.data import check_count
+from seht.measure.density import lanczos
+from seht.measure.keep import unit_normal
+from seht.measure.krylov import Pairs, both_ends
+from seht.measure.numbers import duration, number, said
+from seht.measure.problem import LossFn, measuring
+from seht.measure.product import Product
+from seht.measure.progress import Report, Reporter
+from seht.measure.results import plain
+
+SOLVERS = ("arpack", "lanczos")
+_LOOK = 8
+"""Lanczos steps for a first look at the size of the spectrum."""
+_DENSE = 60
+"""Up to so many weights the whole matrix is made: ARPACK needs room."""
+
+
+@dataclass(frozen=True)
+class EigenvaluesResult:
+    """The ends of the spectrum; ``residuals`` bound the error of each value."""
+
+    largest: tuple[float, ...]
+    """Descending."""
+    smallest: tuple[float, ...]
+    """Ascending: the most negative first."""
+    largest_residuals: tuple[float, ...]
+    smallest_residuals: tuple[float, ...]
+    converged: bool
+    """Whether every value asked for was found to the tolerance."""
+    products: int
+    """Hessian-vector products over the whole data."""
+    samples: int
+    weights: int
+    weight_norm: float
+    seconds: float
+    curvature: str = "hessian"
+    differences: bool = False
+    """Whether products were made by differences (an operator has no second derivative)."""
+    vectors: Tensor | None = None
+    """Eigenvectors as rows, first those of ``largest``, then of ``smallest``; if asked for."""
+
+    def __str__(self) -> str:
+        """A table of the values with the bounds of their errors."""
+        matrix = "Gauss-Newton matrix" if self.curvature == "ggn" else "Hessian"
+        title = (
+            f"eigenvalues of the {matrix} ({self.weights:,} weights) on {self.samples:,} samples, "
+            f"{self.products} products, {duration(self.seconds)}"
+        )
+        if not self.converged:
+            title += "; not all were found to the tolerance"
+        rows = [("", "eigenvalue", "error at most")]
+        ends = (
+            ("largest", self.largest, self.largest_residuals),
+            ("smallest", self.smallest, self.smallest_residuals),
+        )
+        for name, values, errors in ends:
+            for place, (value, error) in enumerate(zip(values, errors, strict=True), 1):
+                rows.append((f"{name} {place}", number(value, 4), number(error, 2)))
+        return said(title, rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the vectors."""
+        return plain({k: v for k, v in vars(self).items() if k != "vectors"})
+
+
+def eigenvalues(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    largest: int = 5,
+    smallest: int = 1,
+    curvature: str = "hessian",
+    tol: float = 1e-4,
+    max_products: int = 500,
+    vectors: bool = False,
+    solver: str = "arpack",
+    seed: int = 0,
+    progress: Report = None,
+    params: draw.ParamSpec = None,
+    boundary: str | None = None,
+    micro_batch: int | None = None,
+    batch_dim: int | None = None,
+    limit: int | None = None,
+) -> EigenvaluesResult:
+    r"""The ``largest`` and ``smallest`` eigenvalues of the Hessian of the data's mean loss.
+
+    Args:
+        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        loss_fn: the mean loss of a batch.
+        data: what it is measured on; every product reads all of it.
+        largest: how many at the upper end.
+        smallest: how many at the lower end.
+        curvature: ``"hessian"``, or ``"ggn"``.
+        tol: the accuracy asked of ARPACK, relative to the size of the spectrum; of Lanczos,
+            relative to each eigenvalue (or a thousandth of the spectrum, if that is more).
+        max_products: give up after so many products at each end, with ``converged`` False.
+        vectors: return the eigenvectors, too.
+        solver: ``"arpack"``, or ``"lanczos"``: one space for both ends, whose basis is kept. That
+            is for a few dozen products in all, and has values, if only bounds, also where it gives
+            up: the largest eigenvalue is at least, the smallest at most what it says.
+        seed: of the start vector.
+        progress: as in :func:`seht.measure.trace`.
+        params: which tensors.
+        boundary: for ``"ggn"``, the module whose outputs are the network's.
+        micro_batch: cut batches into so many examples.
+        batch_dim: the examples' axis.
+        limit: read so many examples and no more.
+    """
+    check_count("largest", largest, 0, optional=False)
+    check_count("smallest", smallest, 0, optional=False)
+    check_count("max_products", max_products, optional=False)
+    if largest + smallest == 0:
+        raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
+    if solver not in SOLVERS:
+        raise ValueError(unknown("solver", solver, SOLVERS))
+    if solver == "arpack":
+        need("measure", "eigenvalues", "scipy")
+    reporter = Reporter(progress, "eigenvalues")
+    with measuring(
+        model, loss_fn, data, params=params, curvature=curvature, boundary=boundary,
+        micro_batch=micro_batch, batch_dim=batch_dim, limit=limit, seed=seed,
+    ) as (problem, batches):  # fmt: skip
+        product = Product(problem, batches)
+        largest, smallest = min(largest, product.size), min(smallest, product.size)
+        start = unit_normal(torch.Size([product.size]), seed, 12)
+        try:
+            rest = (start, largest, smallest, tol, max_products, reporter)
+            if product.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
+                pairs, converged = _dense(product, largest, smallest, reporter)
+            elif solver == "lanczos":
+                pairs, converged = both_ends(product, *rest)
+            else:
+                pairs, converged = _restarted(product, *rest)
+            measured = [
+                [(value, float((product(v) - value * v).norm()), v) for value, v in end]
+                for end in pairs
+            ]
+        finally:
+            reporter.close()
+        weight_norm = problem.weight_norm
+    top_end = sorted(measured[0], key=lambda item: -item[0])
+    low_end = sorted(measured[1], key=lambda item: item[0])
+    rows = [v for _, _, v in top_end + low_end]
+    return EigenvaluesResult(
+        largest=tuple(value for value, _, _ in top_end),
+        smallest=tuple(value for value, _, _ in low_end),
+        largest_residuals=tuple(residual for _, residual, _ in top_end),
+        smallest_residuals=tuple(residual for _, residual, _ in low_end),
+        converged=converged,
+        products=product.count,
+        samples=product.samples,
+        weights=product.size,
+        weight_norm=weight_norm,
+        seconds=reporter.seconds,
+        curvature=curvature,
+        differences=product.differences,
+        vectors=torch.stack(rows) if vectors and rows else None,
+    )
+
+
+def _dense(
+    product: Product, largest: int, smallest: int, reporter: Reporter
+) -> tuple[tuple[Pairs, Pairs], bool]:
+    rows = []
+    for i, unit in enumerate(torch.eye(product.size, dtype=torch.float64)):
+        rows.append(product(unit))
+        reporter(i + 1, product.size)
+    matrix = torch.stack(rows)
+    values, columns = torch.linalg.eigh((matrix + matrix.T) / 2)
+    pairs = [(float(value), columns[:, i].clone()) for i, value in enumerate(values)]
+    return (pairs[::-1][:largest], pairs[:smallest]), True
+
+
+def _restarted(
+    product: Product,
+    start: Tensor,
+    largest: int,
+    smallest: int,
+    tol: float,
+    most: int,
+    reporter: Reporter,
+) -> tuple[tuple[Pairs, Pairs], bool]:
+    """One run of ARPACK for each end."""
+    # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the size of the
+    # spectrum it is relative to that.
+    scale = float(lanczos(product, start, _LOOK)[0].abs().max())
+    rest = (start, tol, most, reporter)
+    top, whole = _arpack(product, largest, "LA", scale, *rest)
+    low, both = _arpack(product, smallest, "SA", -scale, *rest)
+    return (top, low), whole and both
+
+
+def _arpack(
+    product: Product,
+    count: int,
+    which: str,
+    shift: float,
+    start: Tensor,
+    tol: float,
+    most: int,
+    reporter: Reporter,
+) -> tuple[Pairs, bool]:
+    if count == 0:
+        return [], True
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+    def matvec(vector: Any) -> Any:
+        v = torch.from_numpy(vector.reshape(-1).copy())
+        found = product(v) + shift * v
+        reporter(product.count)
+        return found.numpy()
+
+    size = product.size
+    operator = LinearOperator((size, size), matvec=matvec, dtype="float64")
+    basis = min(size - 1, max(2 * count + 1, 20))
+    restarts = max(1, (most - basis) // (basis - count))
+    try:
+        values, columns = eigsh(
+            operator, k=count, which=which, v0=start.numpy(), tol=tol, ncv=basis, maxiter=restarts
+        )
+        converged = True
+    except ArpackNoConvergence as error:
+        values, columns, converged = error.eigenvalues, error.eigenvectors, False
+    pairs = [
+        (float(v) - shift, torch.from_numpy(columns[:, i].copy())) for i, v in enumerate(values)
+    ]
+    return pairs, converged

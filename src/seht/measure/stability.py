@@ -1,0 +1,164 @@
+r"""Linear stability of gradient flow at a model (the paper's section 3.4).
+
+Gradient descent with small steps follows :math:`\dot w = -g(w)`, whose Jacobian is :math:`-H`. At
+an equilibrium (:math:`g = 0`) the flow is asymptotically stable if every eigenvalue of :math:`-H`
+is negative, and unstable if one is positive. A trained network is rarely an equilibrium exactly,
+and an over-parametrised one has eigenvalues of zero, where linear theory is silent: the result says
+so.
+
+Gradient descent itself, with learning rate :math:`\eta`, is stable along an eigenvector only while
+:math:`\eta < 2 / \lambda_{max}`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from seht import probes as draw
+from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
+from seht.measure.problem import LossFn, measuring
+from seht.measure.product import Product
+from seht.measure.progress import Report
+from seht.measure.results import plain
+
+
+@dataclass(frozen=True)
+class StabilityResult:
+    """What linear theory says about gradient flow and gradient descent here."""
+
+    verdict: str
+    """``stable``, ``unstable`` (also where the smallest eigenvalue is only bounded, from above, by
+    a negative number), ``marginal`` (an eigenvalue of 0 within its error), or ``undecided`` (the
+    eigenvalues were not found)."""
+    equilibrium: bool
+    """Whether the gradient vanishes, to the tolerance."""
+    distance: float
+    """:math:`|g| / (|\\lambda|_{max} |w|)`: the relative weight change that the gradient asks for
+    along the stiffest direction; an equilibrium has 0."""
+    gradient_norm: float
+    jacobian: tuple[float, ...]
+    """Eigenvalues of -H that were computed, largest first: the least stable directions lead."""
+    jacobian_errors: tuple[float, ...]
+    """Bounds of their errors."""
+    largest_rate: float | None
+    """The largest stable learning rate, 2 / lambda_max; ``None`` where no curvature limits it."""
+    largest_rate_interval: tuple[float, float] | None
+    samples: int
+    weight_norm: float
+    seconds: float
+    eigenvalues: EigenvaluesResult
+    """Of H."""
+
+    def __str__(self) -> str:
+        """In words."""
+        here = "an equilibrium" if self.equilibrium else "no equilibrium"
+        rate = "any learning rate" if self.largest_rate is None else f"< {self.largest_rate:.3g}"
+        return (
+            f"{here} (|g| = {self.gradient_norm:.3g}); linearised gradient flow is {self.verdict}; "
+            f"gradient descent is stable for a learning rate of {rate}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return plain({**vars(self), "eigenvalues": self.eigenvalues.as_dict()})
+
+
+def stability(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    largest: int = 3,
+    smallest: int = 3,
+    equilibrium: float = 1e-3,
+    tol: float = 1e-4,
+    max_products: int = 500,
+    solver: str = "arpack",
+    seed: int = 0,
+    progress: Report = None,
+    params: draw.ParamSpec = None,
+    micro_batch: int | None = None,
+    batch_dim: int | None = None,
+    limit: int | None = None,
+) -> StabilityResult:
+    r"""Is the model an equilibrium of gradient flow, is it stable, and up to which learning rate?
+
+    Args:
+        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        loss_fn: the mean loss of a batch.
+        data: what it is measured on.
+        largest: eigenvalues of H at the upper end.
+        smallest: ... and at the lower end, which decide about stability.
+        equilibrium: the model counts as an equilibrium while :math:`|g| / (|\lambda|_{max} |w|)` is
+            at most this.
+        tol: as in :func:`seht.measure.eigenvalues`.
+        max_products: as in :func:`seht.measure.eigenvalues`.
+        solver: as in :func:`seht.measure.eigenvalues`.
+        seed: of the start vector.
+        progress: as in :func:`seht.measure.trace`.
+        params: which tensors.
+        micro_batch: cut batches into so many examples.
+        batch_dim: the examples' axis.
+        limit: read so many examples and no more.
+    """
+    if not equilibrium > 0:
+        raise ValueError(f"equilibrium must be a positive number, not {equilibrium!r}")
+    common: dict[str, Any] = {
+        "params": params, "micro_batch": micro_batch, "batch_dim": batch_dim,
+        "limit": limit, "seed": seed,
+    }  # fmt: skip
+    with measuring(model, loss_fn, data, **common) as (problem, batches):
+        gradient = float(Product(problem, batches).gradient().norm())
+        found = eigenvalues(
+            model, problem.loss_fn, batches.again(), largest=largest, smallest=smallest, tol=tol,
+            max_products=max_products, solver=solver, progress=progress, params=params,
+            batch_dim=batch_dim, seed=seed,
+        )  # fmt: skip
+    pairs = [
+        *zip(found.largest, found.largest_residuals, strict=True),
+        *zip(found.smallest, found.smallest_residuals, strict=True),
+    ]
+    # In a small matrix the two ends meet, and an eigenvalue may be in both.
+    flow = sorted({(-value, error) for value, error in pairs}, reverse=True)
+    scale = max((abs(value) for value, _ in flow), default=0.0)
+    size = scale * found.weight_norm
+    distance = gradient / size if size > 0 else (math.inf if gradient > 0 else 0.0)
+    return StabilityResult(
+        verdict=_verdict(found, scale),
+        equilibrium=distance <= equilibrium,
+        distance=distance,
+        gradient_norm=gradient,
+        jacobian=tuple(value for value, _ in flow),
+        jacobian_errors=tuple(error for _, error in flow),
+        largest_rate=_rate(found)[0],
+        largest_rate_interval=_rate(found)[1],
+        samples=found.samples,
+        weight_norm=found.weight_norm,
+        seconds=found.seconds,
+        eigenvalues=found,
+    )
+
+
+def _verdict(found: EigenvaluesResult, scale: float) -> str:
+    if not found.smallest:
+        return "undecided"
+    lowest, error = found.smallest[0], found.smallest_residuals[0]
+    zero = scale * (1e-4 if found.differences else 1e-6)  # what rounding leaves of a zero
+    # A Rayleigh quotient: the smallest eigenvalue is at most this, however large the residual.
+    if lowest < -zero:
+        return "unstable"
+    if not found.converged:
+        return "undecided"
+    return "stable" if lowest > max(error, zero) else "marginal"
+
+
+def _rate(found: EigenvaluesResult) -> tuple[float | None, tuple[float, float] | None]:
+    if not found.largest or found.largest[0] <= 0:
+        return None, None
+    value, error = found.largest[0], found.largest_residuals[0]
+    high = 2 / (value - error) if value > error else math.inf
+    return 2 / value, (2 / (value + error), high)

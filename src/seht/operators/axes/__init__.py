@@ -1,0 +1,1 @@
+"""How each PyTorch function carries the examples of a batch."""

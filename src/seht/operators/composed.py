@@ -1,0 +1,65 @@
+"""Rules that decide nothing themselves: a function by its parts, or refused."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from seht.operators.rules import KinkError, Rule, depends
+
+
+def composed(build: Callable[..., Any], when: Callable[..., bool] | None = None) -> Rule:
+    """Run ``build`` instead with the mode on: its parts are frozen, each by its own rule.
+
+    Always, or when ``when(*args, **kwargs)`` says so.
+    """
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if when is not None and not when(*args, **kwargs):
+            return func(*args, **kwargs), None
+        with mode.inside():
+            return build(*args, **kwargs), None
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return record(mode, func, args, kwargs)[0]
+
+    return Rule(record, replay, taped=False)
+
+
+def opened(function: Any) -> Rule:
+    """A Python function of PyTorch, run so that the mode sees the calls inside it."""
+    blind = {
+        name: (lambda *_: False)
+        for name in (
+            "has_torch_function",
+            "has_torch_function_unary",
+            "has_torch_function_variadic",
+        )
+    }
+    inner = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **blind},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    inner.__kwdefaults__ = function.__kwdefaults__
+    return composed(inner)
+
+
+def refused(reason: str, when: Callable[..., bool] | None = None) -> Rule:
+    """Refuse by name, always or when ``when(*args, **kwargs)`` says so."""
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if (when is None or when(*args, **kwargs)) and depends(args, kwargs):
+            raise KinkError(
+                f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
+                "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"
+            )
+        return func(*args, **kwargs), None
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    return Rule(record, replay, taped=False)

@@ -1,0 +1,191 @@
+r"""Normalisations that are right at every order of derivative, laid out as the fused ones are.
+
+Each call runs PyTorch's own operator first, without a graph: it moves the running statistics,
+refuses what it refuses, and shows how its result lies in memory. Then the result is computed anew
+from elementary operations, which carry the graph, and put into memory in the same way: a
+``.view()`` behind the norm finds the strides that it would find, and a dropout, which draws its
+numbers in the order of memory, the mask that it would draw.
+
+Further results of an operator (the mean and inverse deviation of ``native_layer_norm``) have no
+derivative in PyTorch, and have none here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seht.tensors.layouts import laid_out, layout_of
+
+Formula = Callable[..., Tensor]
+"""Takes an operator's arguments by name."""
+
+
+def normalise(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    r""":math:`(x - \mu) / \sqrt{\sigma^2 + \epsilon}` over ``dims``, with the biased variance."""
+    centred = x - x.mean(dims, keepdim=True)
+    return centred * ((centred * centred).mean(dims, keepdim=True) + eps).rsqrt()
+
+
+def _affine(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]
+) -> Tensor:
+    if weight is not None:
+        x = x * weight.view(shape)
+    return x if bias is None else x + bias.view(shape)
+
+
+def _wide(x: Tensor) -> Tensor:
+    # The fused kernels normalise half precision in float32; so do we.
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _channels(x: Tensor) -> tuple[int, ...]:
+    return (1, x.shape[1]) + (1,) * (x.dim() - 2)
+
+
+def _batch(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    training: bool = False,
+    eps: float = 1e-5,
+    **_: Any,
+) -> Tensor:
+    """Over the batch; with the running statistics where it does not train."""
+    x, shape = _wide(input), _channels(input)
+    if training:
+        x = normalise(x, (0, *range(2, input.dim())), eps)
+    else:
+        assert running_mean is not None and running_var is not None  # else it has been refused
+        x = (x - running_mean.view(shape)) * (running_var.view(shape) + eps).rsqrt()
+    return _affine(x, weight, bias, shape)
+
+
+def _training(input: Tensor, **given: Any) -> Tensor:
+    return _batch(input, **given | {"training": True})
+
+
+def _legit(input: Tensor, running_mean: Any = None, **given: Any) -> Tensor:
+    """One name for two operators: the other has no statistics, and its flag in their place."""
+    if isinstance(running_mean, bool):
+        place = given.get("training", given.get("eps", 1e-5))
+        return _batch(
+            input, given.get("weight"), given.get("bias"), None, None, running_mean, place
+        )
+    return _batch(input, running_mean=running_mean, **given)
+
+
+def _instance(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    eps: float = 1e-5,
+    **given: Any,
+) -> Tensor:
+    """Over the positions of each example."""
+    if not use_input_stats:
+        return _batch(input, weight, bias, eps=eps, **given)
+    x = normalise(_wide(input), tuple(range(2, input.dim())), eps)
+    return _affine(x, weight, bias, _channels(input))
+
+
+def _layer(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    **_: Any,
+) -> Tensor:
+    """Over the last axes."""
+    shape = tuple(normalized_shape)
+    return _affine(normalise(_wide(input), tuple(range(-len(shape), 0)), eps), weight, bias, shape)
+
+
+def _weight(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``g * v / |v|``, the norm over every axis but ``dim``."""
+    kept = None if dim == -1 else dim % v.dim()  # -1 is PyTorch's word for "the whole norm"
+    axes = tuple(i for i in range(v.dim()) if i != kept)
+    return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
+
+
+def composed(fused: Callable[..., Any], names: tuple[str, ...], formula: Formula) -> Any:
+    """The replacement of an operator with arguments of these names."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            plain = fused(*map(_detached, args), **{n: _detached(v) for n, v in kwargs.items()})
+        alone = isinstance(plain, Tensor)
+        first = plain if alone else plain[0]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        result = laid_out(formula(**given).to(first.dtype), layout_of(first))
+        return result if alone else (result, *plain[1:])
+
+    return call
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+_STATS = ("running_mean", "running_var")
+_BATCH = ("input", "weight", "bias", *_STATS, "training", "momentum", "eps")
+_UPDATING = ("input", "weight", "bias", *_STATS, "momentum", "eps")
+_INSTANCE = ("input", "weight", "bias", *_STATS, "use_input_stats", "momentum", "eps")
+_LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
+_WEIGHT = ("v", "g", "dim")
+
+
+def _everything() -> Iterable[tuple[Any, tuple[str, ...], Formula]]:
+    """Each operator under each of its names, as a function of torch and of ``torch.ops.aten``."""
+    yield F.batch_norm, ("input", *_STATS, "weight", "bias", *_BATCH[5:]), _batch
+    yield F.instance_norm, ("input", *_STATS, "weight", "bias", *_INSTANCE[5:]), _instance
+    yield F.layer_norm, _LAYER, _layer
+    for words, names, formula in (
+        (
+            "batch_norm native_batch_norm _batch_norm_impl_index "
+            "_native_batch_norm_legit_functional cudnn_batch_norm miopen_batch_norm",
+            _BATCH,
+            _batch,
+        ),
+        ("_native_batch_norm_legit", _BATCH, _legit),
+        ("_batch_norm_with_update _batch_norm_with_update_functional", _UPDATING, _training),
+        ("_batch_norm_no_update _native_batch_norm_legit_no_training", _UPDATING, _batch),
+        ("instance_norm", _INSTANCE, _instance),
+        ("layer_norm native_layer_norm", _LAYER, _layer),
+        ("_weight_norm _weight_norm_interface", _WEIGHT, _weight),
+    ):
+        for word in words.split():
+            for operator in _operators(word):
+                yield operator, _named(operator, names), formula
+
+
+def _operators(word: str) -> Iterable[Any]:
+    if hasattr(torch, word):
+        yield getattr(torch, word)
+    packet = getattr(torch.ops.aten, word, None)
+    if packet is not None:
+        yield packet
+        yield from (getattr(packet, o) for o in packet.overloads() if "out" not in o)
+
+
+def _named(operator: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    schema = getattr(operator, "_schema", None)
+    if schema is None:
+        return names
+    own = {"epsilon": "eps"}  # cuDNN's word
+    return tuple(own.get(a.name, a.name) for a in schema.arguments)
+
+
+NORMS: dict[Any, Callable[..., Any]] = {
+    operator: composed(operator, names, formula) for operator, names, formula in _everything()
+}
+"""Every fused normalisation that is wrong at some order, with what stands for it."""

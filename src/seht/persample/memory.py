@@ -1,0 +1,108 @@
+"""What holds from step to step: where the examples were found, and answers of experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seht.operators import spellings
+from seht.operators.axes.axes import Tag
+from seht.operators.axes.calls import Call
+
+_BY_CONTENT = frozenset(
+    spellings("""
+        scatter scatter_ scatter_add scatter_add_ index_add index_add_ index_copy index_copy_
+        index_fill index_fill_ index_put index_put_ put put_ masked_scatter masked_scatter_
+        __setitem__ scatter_reduce scatter_reduce_ index_reduce index_reduce_ embedding
+        embedding_bag segment_reduce gather take take_along_dim masked_select index_select
+    """)
+)
+"""Functions whose answer depends on what an index tensor holds: asked anew in each step."""
+_REPEAT = frozenset(spellings("repeat_interleave"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the examples are looked for."""
+
+    dim: int = 0
+    """The dimension of the model's inputs that holds them."""
+    adopt: bool = True
+    """Whether a constant that has their number along that dimension belongs to them."""
+    deep: bool = False
+    """Whether the inputs of the model's parts count: the closure does not call the model itself."""
+    leaves: bool = False
+    """Whether leaves of the closure's own belong to the examples from the start: it takes
+    gradients in them."""
+
+
+@dataclass
+class Memory:
+    """What holds from step to step: the layout that was found, answers of experiments."""
+
+    layout: Layout | None = None
+    answers: dict[Any, list[Tag | None]] = field(default_factory=dict)
+    inner: bool = False
+    """Whether the closure takes gradients itself."""
+    graph: bool = False
+    """Whether a measurement has to keep the graph, because the closure itself uses it."""
+    affine: bool | None = None
+    """Whether the outputs are affine in each weight alone; ``None`` before it was tried."""
+    curved: bool = False
+    """Whether the loss was seen to have curvature in the outputs, for the Gauss-Newton trace."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles ask anew."""
+        return {"layout": self.layout, "answers": {}}
+
+    def keep(self, key: Any, tags: list[Tag | None]) -> None:
+        """Remember an answer, within reason."""
+        if len(self.answers) > 10_000:
+            self.answers.clear()
+        self.answers[key] = tags
+
+
+def layouts(batch_dim: int | None, memory: Memory) -> Iterator[Layout]:
+    """Where to look for the examples, the likeliest place first."""
+    if memory.layout is not None:
+        yield memory.layout
+    dims = (0, 1) if batch_dim is None else (batch_dim,)
+    for leaves in (False, True):
+        if leaves and not memory.inner:
+            return
+        for adopt, deep in ((True, False), (True, True), (False, False), (False, True)):
+            for dim in dims:
+                if Layout(dim, adopt, deep, leaves) != memory.layout:
+                    yield Layout(dim, adopt, deep, leaves)
+
+
+def key_of(call: Call) -> Any:
+    """What the answer to a call depends on; None if on more than shapes and arguments."""
+    if call.func in _BY_CONTENT or (call.func in _REPEAT and len(call.given) > 1):
+        return None
+    if any(t.layout != torch.strided for t in call.given):  # a graph
+        return None
+    tags = iter(call.tags)
+    try:
+        key = (call.func, call.n, _frozen(call.args, tags), _frozen(call.kwargs, tags))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _frozen(value: Any, tags: Iterator[Tag | None]) -> Any:
+    """A hashable description of arguments."""
+    if isinstance(value, Tensor):
+        return ("tensor", tuple(value.shape), value.dtype, next(tags))
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(_frozen(item, tags) for item in value))
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v, tags)) for k, v in value.items())
+    if isinstance(value, slice):
+        return ("slice", value.start, value.stop, value.step)
+    return value

@@ -1,0 +1,181 @@
+"""Recurrent layers as the linear maps and gates they are made of, time step by time step.
+
+The fused kernels hide their weights. Here each of them is used by ``F.linear``, whose per-sample
+rule knows the rest; the arithmetic and the random numbers are those of PyTorch's own CPU path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seht.operators.axes.axes import Axis, axis_from
+from seht.operators.composed import composed
+from seht.operators.rules import Rule
+
+Cell = Callable[[Tensor, Any, Tensor, Tensor | None], Any]
+"""(input's part of the gates, state, W_hh, b_hh) -> state."""
+
+
+def _lstm(gates: Tensor, state: Any, w: Tensor, b: Tensor | None) -> Any:
+    h, c = state
+    i, f, g, o = (gates + F.linear(h, w, b)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru(gates: Tensor, state: Any, w: Tensor, b: Tensor | None) -> Any:
+    (h,) = state
+    r, z, n = gates.chunk(3, -1)
+    hr, hz, hn = F.linear(h, w, b).chunk(3, -1)
+    r, z = torch.sigmoid(r + hr), torch.sigmoid(z + hz)
+    n = torch.tanh(n + r * hn)
+    return (n + z * (h - n),)
+
+
+def _simple(activation: Any) -> Cell:
+    def cell(gates: Tensor, state: Any, w: Tensor, b: Tensor | None) -> Any:
+        return (activation(gates + F.linear(state[0], w, b)),)
+
+    return cell
+
+
+def _layer(
+    cell: Cell, x: Tensor, sizes: list[int] | None, state: Any, weights: list[Any], back: bool
+) -> tuple[Tensor, Any]:
+    """One layer in one direction; with ``sizes`` the input is packed."""
+    w_ih, w_hh, b_ih, b_hh = weights[:4]
+    gates = F.linear(x, w_ih, b_ih)
+    steps = gates.unbind(0) if sizes is None else gates.split(sizes)
+    outputs: list[Tensor] = []
+    if sizes is None:
+        for step in reversed(steps) if back else steps:
+            state = cell(step, state, w_hh, b_hh)
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if back else outputs), state
+    first = state
+    ended: list[Any] = []
+    state = tuple(s[: sizes[-1 if back else 0]] for s in first)
+    for step, size in zip(*((steps[::-1], sizes[::-1]) if back else (steps, sizes)), strict=True):
+        alive = len(state[0])
+        if size < alive:  # the shortest sequences have ended
+            ended.append(tuple(s[size:] for s in state))
+            state = tuple(s[:size] for s in state)
+        elif size > alive:  # backwards they begin
+            state = tuple(torch.cat([s, f[alive:size]]) for s, f in zip(state, first, strict=True))
+        state = cell(step, state, w_hh, b_hh)
+        outputs.append(state[0])
+    if ended:
+        state = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+    return torch.cat(outputs[::-1] if back else outputs), state
+
+
+def _stack(
+    cell: Cell, x: Tensor, sizes: list[int] | None, hidden: Any, flat: Any, biases: bool,
+    layers: int, dropout: float, train: bool, both: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """All layers; the final states are stacked as PyTorch does."""
+    ways, per = 2 if both else 1, 4 if biases else 2
+    finals: list[Any] = []
+    for layer in range(layers):
+        sides = []
+        for way in range(ways):
+            place = layer * ways + way
+            own = list(flat[place * per : (place + 1) * per])
+            weights = own if biases else [*own, None, None]
+            state = tuple(h[place] for h in hidden)
+            y, final = _layer(cell, x, sizes, state, weights, back=way == 1)
+            sides.append(y)
+            finals.append(final)
+        x = torch.cat(sides, -1) if both else sides[0]
+        if dropout > 0 and train and layer < layers - 1:
+            x = torch.dropout(x, dropout, True)
+    return x, [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+
+def _network(cell: Cell, *, pair: bool = False) -> Rule:
+    """torch.lstm and its kin: (input, hx, flat_weights, bias, layers, dropout, train, both,
+    batch_first), or packed (data, batch_sizes, hx, flat_weights, bias, ..., both).
+    """
+
+    def build(*args: Any) -> Any:
+        packed = isinstance(args[3], (tuple, list))
+        if packed:
+            x, sizes, hidden, flat, biases, layers, dropout, train, both = args
+            steps, first = sizes.tolist(), False
+        else:
+            x, hidden, flat, biases, layers, dropout, train, both, first = args
+            steps = None
+        x = x.transpose(0, 1) if first else x
+        hidden = tuple(hidden) if pair else (hidden,)
+        y, finals = _stack(cell, x, steps, hidden, flat, biases, layers, dropout, train, both)
+        return (y.transpose(0, 1) if first else y, *finals)
+
+    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if _projected(args, pair):
+            return func(*args, **kwargs), None
+        if mode.tracker is not None:
+            _tag_hidden(mode.tracker, args, pair)
+        with mode.inside():
+            return build(*args, **kwargs), None
+
+    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return record(mode, func, args, kwargs)[0]
+
+    return Rule(record, replay, taped=False)
+
+
+def _projected(args: Any, pair: bool) -> bool:
+    """An LSTM with projections (proj_size) has a fifth weight: left to PyTorch."""
+    packed = isinstance(args[3], (tuple, list))
+    hidden = args[2] if packed else args[1]
+    return pair and hidden[0].shape[-1] != hidden[1].shape[-1]
+
+
+def _tag_hidden(tracker: Any, args: Any, pair: bool) -> None:
+    """A first state of zeros belongs to the examples as the input does."""
+    packed = isinstance(args[3], (tuple, list))
+    x, hidden = args[0], args[2] if packed else args[1]
+    axis = tracker.get(x)
+    if not isinstance(axis, Axis):
+        return
+    if packed:
+        count = int(args[1][0])
+        own = axis_from(1, axis.owners(len(x), tracker.n)[:count], tracker.n)
+    else:
+        if axis.dim != (0 if args[8] else 1):
+            return
+        own = axis.at(1)
+    for state in hidden if pair else (hidden,):
+        if tracker.get(state) is None and not state.requires_grad:
+            tracker.tag(state, own)
+
+
+def _cell(cell: Cell, *, pair: bool = False) -> Rule:
+    """torch.lstm_cell and its kin: (input, hx, w_ih, w_hh, b_ih, b_hh)."""
+
+    def build(
+        x: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+    ) -> Any:
+        state = cell(F.linear(x, w_ih, b_ih), tuple(hx) if pair else (hx,), w_hh, b_hh)
+        return state if pair else state[0]
+
+    return composed(build)
+
+
+_V = torch._C._VariableFunctions
+
+RULES: dict[Any, Rule] = {
+    _V.lstm: _network(_lstm, pair=True),
+    _V.gru: _network(_gru),
+    _V.rnn_tanh: _network(_simple(torch.tanh)),
+    _V.rnn_relu: _network(_simple(torch.relu)),
+    _V.lstm_cell: _cell(_lstm, pair=True),
+    _V.gru_cell: _cell(_gru),
+    _V.rnn_tanh_cell: _cell(_simple(torch.tanh)),
+    _V.rnn_relu_cell: _cell(_simple(torch.relu)),
+}

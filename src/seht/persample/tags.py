@@ -1,0 +1,149 @@
+"""Every tensor's tag in one centre pass: where the examples lie in it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from seht.operators.axes.axes import Axis, Broken, Sum, Tag, every_tensor
+from seht.persample.errors import no_sum
+from seht.persample.memory import Layout
+from seht.persample.weights import ProbedWeights
+from seht.replay.prefix import root_of
+
+
+class Tags:
+    """The tags, by tensor."""
+
+    def __init__(
+        self, model: nn.Module, weights: ProbedWeights, layout: Layout, coupling: str
+    ) -> None:
+        self.n = 0
+        """The number of examples, once they are found."""
+        self.layout = layout
+        self.coupling = coupling
+        self.weights = weights
+        self.own = {id(t) for t in (*model.parameters(), *model.buffers())}
+        """The model's tensors, which belong to no example."""
+        self.hidden = False
+        """Inside the forward of a custom Function, where what is computed looks constant."""
+        self._since = 0
+        self._tags: dict[int, tuple[weakref.ref[Tensor], Tag | None, int]] = {}
+        """By identity: the tensor, its tag, and how often its memory had changed hands before."""
+        self._changed: dict[int, tuple[weakref.ref[Tensor], Tag, int]] = {}
+        """By identity of the root of a memory: what somebody wrote there through a view."""
+
+    def tag(self, tensor: Tensor, tag: Tag | None) -> None:
+        """Give a tensor its tag."""
+        constant = not tensor.requires_grad and not self.hidden
+        if constant and isinstance(tag, (Sum, Broken)):
+            tag = None  # a constant couples nothing
+        times = self._change(tensor)[1] if self._changed else 0
+        self._tags[id(tensor)] = (weakref.ref(tensor), tag, times)
+
+    def overwrite(self, tensor: Tensor, tag: Tag | None, name: str) -> None:
+        """A call wrote into a tensor: other views of the same memory may have another tag now."""
+        before = self.get(tensor)
+        constant = not tensor.requires_grad and not self.hidden
+        if tag is None or tag == before or constant:
+            return
+        root = root_of(tensor)
+        if root is tensor and not self._viewed(tensor):
+            return
+        known, times = self._change(tensor)
+        kept = isinstance(tag, Sum) and not isinstance(known, Broken)
+        lost = Broken(f"{name} writes examples through a view, among others")
+        written = tag if kept or isinstance(tag, Broken) else lost
+        self._changed[id(root)] = (weakref.ref(root), written, times + 1)
+
+    def _viewed(self, root: Tensor) -> bool:
+        """Whether a tensor that has a tag is a view of it."""
+        tagged = (entry[0]() for entry in self._tags.values())
+        return any(t is not None and t is not root and root_of(t) is root for t in tagged)
+
+    def _change(self, tensor: Tensor) -> tuple[Tag | None, int]:
+        """What was written last into the memory of a tensor, and how often somebody did."""
+        root = root_of(tensor)
+        entry = self._changed.get(id(root))
+        return (None, 0) if entry is None or entry[0]() is not root else entry[1:]
+
+    def seen(self, tensor: Tensor) -> bool:
+        """Whether it has its tag, be it none."""
+        entry = self._tags.get(id(tensor))
+        return entry is not None and entry[0]() is tensor
+
+    def get(self, tensor: Tensor) -> Tag | None:
+        """The tag of a tensor."""
+        entry = self._tags.get(id(tensor))
+        if entry is not None and entry[0]() is tensor:
+            if self._changed and self._change(tensor)[1] > entry[2]:
+                return entry[1] if isinstance(entry[1], Broken) else self._change(tensor)[0]
+            return entry[1]
+        node = tensor.grad_fn
+        if node is None or node._sequence_nr() < self._since or self.weights.probed(tensor):
+            return None
+        if isinstance(node, BackwardCFunction):
+            return Broken(
+                f"{node.name()} is an operation that PyTorch does not show (wrap the apply of a "
+                "custom autograd.Function with seht.register_kink)"
+            )
+        return Broken(
+            f"{node.name()} comes out of what PyTorch does not show, such as torch.func and "
+            "torch.vmap (take gradients inside the closure with torch.autograd.grad(..., "
+            "create_graph=True))"
+        )
+
+    def knows(self, out: Any, args: Any) -> bool:
+        """Whether everything a call returned has its tag already, from the calls inside it; what
+        it was given it may have written into.
+        """
+        outs = list(every_tensor(out))
+        return (
+            bool(outs) and all(map(self.seen, outs)) and not any(o is a for o in outs for a in args)
+        )
+
+    def adopt_leaf(self, tensor: Tensor) -> None:
+        """A leaf of the closure's own belongs to the examples, if it has their number."""
+        dim = self.layout.dim
+        own = id(tensor) in self.own or self.weights.probed(tensor)
+        if own or not tensor.requires_grad or tensor.grad_fn is not None:
+            return
+        if tensor.dim() > dim and tensor.shape[dim] > 1 and self.get(tensor) is None:
+            self.n = self.n or tensor.shape[dim]
+            if tensor.shape[dim] == self.n:
+                self.tag(tensor, Axis(dim))
+
+    def same(self, old: Tensor, new: Tensor) -> None:
+        """A copy made unseen has the tag of what it is a copy of."""
+        self.tag(new, self.get(old))
+
+    def axis(self, tensor: Tensor, func: Any, *, features: tuple[int, ...]) -> Axis | None:
+        """The axis of what a layer is given, or None where it is the same for all examples.
+
+        ``features`` are the dimensions that the layer works along.
+        """
+        tag = self.get(tensor)
+        rank = tensor.dim()
+        taken = {d % rank for d in features} if rank else set()
+        name = getattr(func, "__name__", str(func))
+        if isinstance(tag, Axis):
+            if tag.dim in taken:
+                raise no_sum(f"{name} works along the examples", self.layout.dim)
+            return tag
+        if tag is not None:
+            reason = (
+                tag.reason
+                if isinstance(tag, Broken)
+                else f"{tag.by} adds them up before they meet a weight, in {name}"
+            )
+            if self.coupling == "own":
+                return None
+            raise no_sum(reason, self.layout.dim)
+        if self.layout.adopt and self.n > 1 and not tensor.requires_grad:
+            for dim in (self.layout.dim, 1 - self.layout.dim):
+                if 0 <= dim < rank and dim not in taken and tensor.shape[dim] == self.n:
+                    return Axis(dim)
+        return None

@@ -1,0 +1,196 @@
+"""Follows the examples through a closure, from call to call."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht.operators import IN_PLACE
+from seht.operators.axes.axes import Axis, Broken, Sum, Tag, every_tensor, first_of
+from seht.operators.axes.calls import Call, bends, couples
+from seht.operators.axes.movement import moved
+from seht.operators.axes.table import AXES, LINEAR, MOVEMENT, PICKS
+from seht.persample.errors import ExampleError, no_sum
+from seht.persample.experiment import ask
+from seht.persample.inner import gradients
+from seht.persample.inputs import Inputs
+from seht.persample.memory import Layout, Memory, key_of
+from seht.persample.tags import Tags
+from seht.persample.weights import ProbedWeights
+from seht.tensors.state import RandomState
+
+_SET = torch.Tensor.__setitem__
+_GRAD = torch.autograd.grad
+_GRADIENT = frozenset([torch.Tensor.grad.__get__])  # type: ignore[union-attr]
+_READ = (
+    "a gradient is read from .grad after a backward inside the closure (take it with "
+    "torch.autograd.grad(..., create_graph=True))"
+)
+_PACKING = frozenset(
+    [
+        torch._C._VariableFunctions._pack_padded_sequence,
+        torch._C._VariableFunctions._pad_packed_sequence,
+    ]
+)
+
+
+class Tracker(Tags):
+    """The tags of one centre pass, given by the rules as the calls come."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: dict[str, Tensor],
+        random: RandomState,
+        memory: Memory,
+        layout: Layout,
+        *,
+        coupling: str = "refuse",
+    ) -> None:
+        super().__init__(model, ProbedWeights(weights), layout, coupling)
+        self.calls = 0
+        self.holds = False
+        """Whether batch statistics are held (``coupling="frozen"``)."""
+        self._model = model
+        self._random = random
+        self._memory = memory
+
+    def begin(self, since: int) -> Tracker:
+        """Graph nodes made from now on are the closure's."""
+        self._since = since
+        return self
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Tag what the outermost calls of the model are given."""
+        return Inputs(self._model, self).watching()
+
+    def moving(self) -> set[str]:
+        """The weights with a direction for each example."""
+        return self.weights.moving()
+
+    def follow(
+        self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, *, weigh: bool = True
+    ) -> None:
+        """Tag what a call returned."""
+        self.calls += 1
+        if func is _SET or (func in IN_PLACE and out is None):
+            out = args[0]
+        outs: Any = [out] if isinstance(out, Tensor) else tuple(every_tensor(out))
+        if not outs:
+            return
+        given = list(every_tensor((args, kwargs)))
+        if self.layout.leaves:
+            for t in given:
+                self.adopt_leaf(t)
+        if func in _GRADIENT and out.requires_grad:
+            self.tag(out, Broken(_READ))
+            return
+        if weigh:
+            self.weights.follow(func, args, kwargs, given, outs, hidden=self.hidden)
+        tags = [self.get(t) for t in given]
+        if not any(tag is not None for tag in tags):
+            for o in outs:
+                if id(o) not in self.own:
+                    self.tag(o, None)
+            return
+        call = Call(func, args, kwargs, given, tags, out, self.n, self.hidden)
+        found = self._tags_of(call, len(outs))
+        if self.coupling == "own":
+            found = [self._owned(call, o, tag) for o, tag in zip(outs, found, strict=True)]
+        for o, tag in zip(outs, found, strict=True):
+            if any(o is t for t in given):
+                self.overwrite(o, tag, call.name)
+            self.tag(o, tag)
+
+    def _tags_of(self, call: Call, count: int) -> list[Tag | None]:
+        """By the tables where the function is in one, else by an experiment, once."""
+        broken = next((t for t in call.tags if isinstance(t, Broken)), None)
+        if broken is not None:
+            return [broken] * count
+        if self.n == 1:
+            return [None] * count
+        if call.func is _GRAD:
+            self._memory.inner = True
+            return gradients(call, self)
+        total = first_of(Sum, call.tags)
+        if total is not None and call.func in LINEAR:
+            return [total] * count
+        rule = AXES.get(call.func)
+        if rule is not None and (isinstance(call.out, Tensor) or call.func in _PACKING):
+            tag = rule(call)
+            return [tag] + [None if count > 1 else tag] * (count - 1)
+        if total is not None:
+            return [bends(call, total)] * count
+        if call.func is _SET:
+            return [self._written(call)]
+        if call.func in MOVEMENT and call.func in IN_PLACE:  # it has another shape already
+            return [Broken(f"{call.name} changes a shape in place")] * count
+        key = key_of(call)
+        if key is not None and key in self._memory.answers:
+            return self._memory.answers[key]
+        moves = call.func in MOVEMENT or call.func in PICKS
+        if moves and isinstance(call.main()[1], Axis):
+            tags, holds = moved(call), True
+        else:
+            tags, holds = ask(call, self._random)
+        if len(tags) != count:
+            tags = [couples(call)] * count
+        if key is not None and holds:
+            self._memory.keep(key, tags)
+        return tags
+
+    def _written(self, call: Call) -> Tag | None:
+        """target[index] = value: where the value's examples lie in the target."""
+        target, index, value = call.args
+        known = self.get(target)
+        for axis in [known] if isinstance(known, Axis) else self._possible(target):
+            slot = Call(torch.Tensor.__getitem__, (target, index), {}, [target], [axis],
+                        target[index], self.n, self.hidden)  # fmt: skip
+            place = AXES[torch.Tensor.__getitem__](slot)
+            tag = self.get(value) if isinstance(value, Tensor) else None
+            if tag is None:
+                return known
+            if isinstance(tag, Axis) and place == tag.at(tag.dim + slot.out.dim() - value.dim()):
+                return axis
+        return couples(call)
+
+    def _possible(self, tensor: Tensor) -> list[Axis]:
+        return [Axis(d) for d, size in enumerate(tensor.shape) if size == self.n]
+
+    def _owned(self, call: Call, out: Tensor, tag: Tag | None) -> Tag | None:
+        """Coupled on purpose: the examples stay where they were, if that is still a place."""
+        if isinstance(tag, Sum):
+            kept = [a for t, a in zip(call.given, call.tags, strict=True) if t.shape == out.shape]
+            return first_of(Axis, kept) or tag
+        if not isinstance(tag, Broken):
+            return tag
+        for t, axis in zip(call.given, call.tags, strict=True):
+            place = axis.dim if isinstance(axis, Axis) else out.dim()
+            if place < out.dim() and out.shape[place] == t.shape[place]:
+                return axis
+        return None
+
+    def finish(self, loss: Tensor) -> None:
+        """The loss must be a sum over the examples."""
+        if not self.n:
+            raise ExampleError(
+                "estimator='seht-s' found no examples: the closure calls neither the model nor a "
+                "part of it with a tensor that has a batch dimension; call model(inputs) in the "
+                "closure, or use estimator='seht-h'"
+            )
+        if self.n == 1:  # its own probe is the shared one
+            self.weights.share_all("the batch is one example")
+            return
+        tag = self.get(loss)
+        if isinstance(tag, Broken) and self.coupling != "own":
+            raise no_sum(tag.reason, self.layout.dim)
+        met = self.weights.varied | self.weights.shared.keys()
+        if met and not self.moving():
+            name, why = next(iter(self.weights.shared.items()))
+            raise no_sum(
+                f"no probed weight meets the examples on its own: {name} for one: {why}",
+                self.layout.dim,
+            )

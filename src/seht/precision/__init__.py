@@ -1,0 +1,1 @@
+"""In which precision the passes of an estimate run."""

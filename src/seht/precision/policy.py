@@ -1,0 +1,272 @@
+"""In which precision the passes of an estimate run: float32 by default, or the user's own.
+
+A difference divides the rounding of its passes by the step, once for the value and twice for the
+gradient, so that a pass in bfloat16 or TF32 drowns what it is to show. With ``precision="full"``
+autocast is switched off in every pass, also one that the closure enters itself, and matrix products
+and convolutions are not shortened to TF32. With ``precision="native"`` all passes run as the user's
+own would (never a mixture), and the step is made larger instead (``steps.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import CompileContext
+from torch.overrides import TorchFunctionMode
+
+from seht.curvature.boundary import mapped
+from seht.estimators import unknown
+from seht.precision.half_weights import HALVES, Copies, in_half, wide, widened
+from seht.precision.tf32 import shortened, unshortened
+from seht.task import Task
+from seht.tensors.deferred import Deferred, normalised
+from seht.tensors.graph import coarser, leaves_of
+from seht.tensors.replaced import Replaced
+
+PRECISIONS = ("full", "native")
+FP16_SCALE = 2.0**10
+"""Gradients in float16 are computed times this power of two: small ones would be flushed to 0."""
+
+_KINDS = ("cpu", "cuda", "xpu", "mps")
+DEVICES = tuple(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
+any_autocast = torch._C._is_any_autocast_enabled
+
+
+def autocasts() -> list[tuple[str, torch.dtype]]:
+    """The devices on which autocast is on, with its type."""
+    if not any_autocast():
+        return []
+    return [(k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k)]
+
+
+def check_precision(precision: str) -> str:
+    """Refuse an unknown one."""
+    if precision not in PRECISIONS:
+        raise ValueError(unknown("precision", precision, PRECISIONS))
+    return precision
+
+
+_strict: ContextVar[Precision | None] = ContextVar("seht_strict", default=None)
+
+
+def _enter(self: Any) -> Any:
+    """``torch.autocast.__enter__`` in a pass: compiled code must not find it on either."""
+    result = _autocast.originals["__enter__"](self)
+    precision = _strict.get()
+    if precision is not None:
+        precision.switch_off(self.device)
+    return result
+
+
+_autocast = Replaced(torch.autocast, __enter__=_enter)
+
+
+class Precision:
+    """What the passes of one estimate do about autocast, TF32 and weights in half precision."""
+
+    def __init__(self, precision: str = "full", copies: Copies | None = None) -> None:
+        self.native = precision == "native"
+        self._copies = copies
+        self.wide = copies is not None
+        """The weights are float32 copies."""
+        self.widens = self.wide
+        """Whatever is in half precision is widened: beside float32 copies of the weights, and
+        where autocast, switched off, would have brought the operands of a call to one type.
+        """
+        self.lowest: torch.dtype | None = None
+        """The least precise type that a native pass was seen to compute in."""
+        self._outside: list[tuple[str, torch.dtype]] = []
+        self.apart = self.wide
+        """Whether the user's backward() would run in less than the passes: see ``deferred.py``."""
+        self.hooked = False
+        """Whether hooks of the user's are in the centre's graph: they see what plain ones would."""
+
+    @contextmanager
+    def around(self, tensors: Iterable[Tensor]) -> Iterator[Precision]:
+        """Around a whole estimate: our own arithmetic is never rounded to half precision."""
+        self._outside = autocasts()
+        short = shortened({t.device.type for t in tensors})
+        lowered = [dtype for _, dtype in self._outside] + ([] if short is None else [short])
+        self.apart |= bool(lowered)
+        if self.native:
+            for dtype in lowered:
+                self.note(dtype)
+        with self.backward():
+            yield self
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward pass: no autocast, and with ``"full"`` nothing that shortens."""
+        with ExitStack() as stack:
+            for kind, _ in autocasts():
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if not self.native:
+                stack.enter_context(unshortened())
+            yield
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Around one run of the closure: with ``"native"``, the user's autocast is on again."""
+        if not self.native:
+            self.widens = self.wide or bool(self._outside)  # each run comes to it by itself
+            token = _strict.set(self)
+            try:
+                with _autocast.on():
+                    yield
+            finally:
+                _strict.reset(token)
+            return
+        if not self._outside:
+            yield
+            return
+        # Autocast keeps the weights it has cast, and would not notice that they have moved.
+        torch.clear_autocast_cache()
+        try:
+            with ExitStack() as stack:
+                for kind, dtype in self._outside:
+                    stack.enter_context(torch.autocast(kind, dtype))
+                yield
+        finally:
+            torch.clear_autocast_cache()
+
+    def meet(self) -> None:
+        """Called before every operation of a closure: an autocast that is on is noticed."""
+        for kind, dtype in autocasts():
+            if self.native:
+                self.note(dtype)
+            else:
+                self.switch_off(kind)
+
+    def switch_off(self, kind: str) -> None:
+        """Switch autocast off. Its end sets what was there before, so that nothing is to undo."""
+        if torch.is_autocast_enabled(kind):
+            torch.set_autocast_enabled(kind, False)
+            if CompileContext.try_get() is None:  # compiled code sees to it itself: `mixed`
+                self.widens = True
+
+    def note(self, dtype: torch.dtype) -> None:
+        """The passes compute in this type."""
+        self.apart = True
+        if dtype in HALVES and self.lowest != torch.bfloat16:
+            self.lowest = dtype
+
+    def effective(self, weights: torch.dtype, seen: torch.dtype | None = None) -> torch.dtype:
+        """The type that stands for how precise the passes are; float16 for TF32, too.
+
+        ``seen`` is the least precise one that was seen in their graph.
+        """
+        noted = weights if self.lowest is None or weights == torch.float64 else self.lowest
+        return coarser(noted, seen)
+
+    def targets(self, leaves: list[Tensor]) -> list[Tensor]:
+        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
+        return leaves if self._copies is None else list(map(self._copies.original, leaves))
+
+    def check_leaves(self, leaves: list[Tensor]) -> None:
+        """Refuse weights in half precision that were not replaced by their copies."""
+        if self._copies is not None:
+            self._copies.refuse_originals(leaves)
+
+    def handed_on(self, roots: list[Tensor], keep: bool = False) -> list[Tensor]:
+        """The same values, whose gradients go to the originals of the copies."""
+        leaves = leaves_of([r for r in roots if r.requires_grad], 0)[0]
+        self.check_leaves(leaves)
+        found = Deferred.apply(self, keep, roots, leaves, *self.targets(leaves))
+        return list(found[: len(roots)])
+
+    def given_out(self, output: Any) -> Any:
+        """What the closure returned; a graph that ends in copies is nothing to differentiate."""
+        return mapped(output, _dead_end) if self.wide else output
+
+    def committing(self, commit: Callable[[], None]) -> Callable[[], None]:
+        """Buffers in half precision take over what their copies did."""
+        if self._copies is None:
+            return commit
+        own = self._copies.commit
+
+        def both() -> None:
+            commit()
+            own()
+
+        return both
+
+    def scaled(
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None] | None
+    ) -> tuple[list[Tensor], Tensor] | None:
+        """In float16: cotangents at a size that neither underflows nor overflows, and the way back.
+        None where nothing is to be done.
+        """
+        if self.scale == 1:
+            return None
+        given = cotangents or [None] * len(outputs)
+        pairs = zip(outputs, given, strict=True)
+        return normalised([torch.ones_like(o) if c is None else c for o, c in pairs], self.scale)
+
+    @property
+    def scale(self) -> float:
+        """What gradients are multiplied by while they are computed."""
+        return FP16_SCALE if self.lowest == torch.float16 else 1.0
+
+
+@contextmanager
+def prepared(task: Task, precision: str) -> Iterator[tuple[Task, Precision]]:
+    """Around an estimate: the task to run instead, on float32 weights, and how to run it."""
+    copies = Copies(task) if in_half(task) else None
+    ready = Precision(precision, copies)
+    if copies is None:
+        with ready.around(task.weights.values()):
+            yield task, ready
+    else:
+        with copies.installed(), ready.around(task.weights.values()):
+            yield copies.task, ready
+
+
+class Casts(TorchFunctionMode):
+    """Keeps the passes to their precision where no other mode of ours looks at each call."""
+
+    def __init__(self, precision: Precision, *again: Callable[[], Any]) -> None:
+        super().__init__()
+        self._precision = precision
+        self._again = again
+
+    def recomputing(self) -> Callable[[], AbstractContextManager[None]]:
+        """What an activation checkpoint that is made now has to run again in."""
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with ExitStack() as stack:
+                stack.enter_context(Casts(self._precision, *self._again))
+                for surroundings in self._again:
+                    stack.enter_context(surroundings())
+                yield
+
+        return again
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Switch autocast off and widen what is in half precision."""
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            self._precision.meet()
+            if self._precision.widens:
+                func, args, kwargs = widened(func, args, kwargs)
+        out = func(*args, **kwargs)
+        return wide(out) if self._precision.widens and isinstance(out, torch.dtype) else out
+
+
+def _dead_end(tensor: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    raising = torch._C._functions.DelayedError(
+        "aux of a penalised step cannot be differentiated where the weights are in half precision: "
+        "it was computed from float32 copies; add the term to the closure's loss",
+        1,
+    )
+    out: Tensor = raising(tensor.detach().requires_grad_())
+    return out

@@ -1,0 +1,1 @@
+"""A closure as a function that can be run again."""

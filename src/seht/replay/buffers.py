@@ -1,0 +1,139 @@
+"""Buffers (BatchNorm statistics, counters, averages) move once per step, or not at all."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from seht.replay.groups import refuse_parallel
+
+
+@dataclass
+class _Loan:
+    holder: dict[str, Tensor | None]
+    name: str
+    original: Tensor
+    clone: Tensor
+    version: int
+    left: Tensor | None = None
+    """What the module held when the block ended."""
+
+
+_lent: dict[int, int] = {}
+"""By identity of a module's buffers: the thread that holds clones of them. A frozen network that
+several threads call beside their own models is lent to the first.
+"""
+
+
+class BorrowedBuffers:
+    """While the block runs, the modules hold clones of their buffers; afterwards the originals.
+
+    Nothing is written into an original while a pass runs, so that a failure leaves the model as it
+    was, a pending backward finds the values it saved, and several passes can start from the same
+    values. What a pass wrote is taken over by :meth:`commit`, once it is known to be wanted.
+
+    A module that the closure calls beside the model (a second network with BatchNorm) is found when
+    it is called and treated the same, unless this process compiles (``torch.compile``): then make
+    it a part of the model.
+    """
+
+    def __init__(self, model: nn.Module, others: Iterable[nn.Module] = ()) -> None:
+        self._roots = [model, *others]
+        self._known: set[int] = set()
+        self._own: set[int] = set()
+        """The parts of the model itself."""
+        self._clones: dict[int, Tensor] = {}
+        self._loans: list[_Loan] = []
+        self._lent: list[int] = []
+        self._thread = threading.get_ident()
+        self.clones: set[int] = set()
+        """The identities of what the modules hold while the block runs; it may grow."""
+        self.others: list[nn.Module] = list(others)
+        """Modules met beside the model."""
+
+    def __enter__(self) -> BorrowedBuffers:
+        self._hook: RemovableHandle | None = None
+        try:
+            for root in self._roots:
+                self._adopt(root)
+                self._own = self._own or set(self._known)
+        except BaseException:  # no memory for a clone
+            self.__exit__()
+            raise
+        # Compiled code guards on global hooks: with one it would be compiled anew each time.
+        self._hook = None if compiles() else register_module_forward_pre_hook(self._meet)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        for loan in self._loans:
+            loan.left = loan.holder.get(loan.name)
+            loan.holder[loan.name] = loan.original
+        for holder in self._lent:
+            if _lent.get(holder) == self._thread:
+                del _lent[holder]
+
+    def _lend(self, holder: dict[str, Tensor | None]) -> bool:
+        """Whether these buffers may be exchanged: not if another thread holds clones of them."""
+        if id(holder) not in _lent:
+            self._lent.append(id(holder))
+        return _lent.setdefault(id(holder), self._thread) == self._thread
+
+    def commit(self) -> None:
+        """Take over what the pass wrote: in place, or as a new tensor where it assigned one."""
+        for loan in self._loans:
+            if loan.left is not loan.clone:
+                loan.holder[loan.name] = loan.left
+            elif loan.clone._version != loan.version or loan.clone.is_floating_point():
+                # Fused kernels write statistics past the version counter.
+                loan.original.data.copy_(loan.clone)
+        self._loans.clear()
+
+    def _meet(self, module: nn.Module, inputs: object) -> None:
+        # The hook is for all threads, and another one may train a model of its own.
+        if threading.get_ident() != self._thread:
+            if id(module) in self._own:
+                raise RuntimeError(
+                    "the model is called in another thread while a penalised step runs, where its "
+                    "weights are moved and its decisions cannot be seen; call it in the thread of "
+                    "the step only, or use a copy of it elsewhere"
+                )
+        elif id(module) not in self._known:
+            refuse_parallel(module)
+            self.others.append(module)
+            self._adopt(module)
+
+    def _adopt(self, root: nn.Module) -> None:
+        with torch._C.DisableTorchFunction():  # our own operations are none of the closure's
+            for module in root.modules():
+                if id(module) in self._known:
+                    continue
+                self._known.add(id(module))
+                if module._buffers and not self._lend(module._buffers):
+                    continue
+                for name, original in module._buffers.items():
+                    if original is None:
+                        continue
+                    if id(original) not in self._clones:
+                        self._clones[id(original)] = original.clone()
+                    clone = self._clones[id(original)]
+                    self._loans.append(
+                        _Loan(module._buffers, name, original, clone, clone._version)
+                    )
+                    module._buffers[name] = clone
+                    self.clones.add(id(clone))
+
+
+def compiles() -> bool:
+    """Whether this process runs compiled code."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", {})
+    return any(backend is not None for backend in backends.values())

@@ -1,0 +1,72 @@
+"""A closure computes the loss and does nothing else: what it must not do is said at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from seht.replay.prefix import version
+from seht.replay.replayer import in_extra_run
+from seht.task import Closure
+
+
+class Guarded:
+    """The closure of a task. Refuses an optimiser's step, and gradients that it leaves in
+    ``.grad``: each run would do it again, and in a plain step it is hardly meant either.
+    """
+
+    def __init__(self, model: nn.Module, closure: Closure) -> None:
+        self._model, self._closure = model, closure
+        self._thread = threading.get_ident()
+
+    def __call__(self) -> Any:
+        """Run the closure."""
+        if in_extra_run():
+            return self._run()
+        with torch._C.DisableTorchFunction():  # our own looks are none of the closure's
+            before = [
+                (p, p.grad, -1 if p.grad is None else version(p.grad))
+                for p in self._model.parameters()
+                if p.requires_grad
+            ]
+        output = self._run()
+        with torch._C.DisableTorchFunction():
+            for p, grad, known in before:
+                if p.grad is not None and _added(p.grad, grad, known):
+                    raise self._left(p)
+        return output
+
+    def _left(self, p: Tensor) -> RuntimeError:
+        name = next((n for n, q in self._model.named_parameters() if q is p), "a parameter")
+        return RuntimeError(
+            f"the closure leaves a gradient in {name}.grad: does it, or another thread, call "
+            "backward()? It must only compute the loss; call backward() on what the penalty "
+            "returns (and torch.autograd.grad for a gradient that the loss is made from)"
+        )
+
+    def _run(self) -> Any:
+        handle = register_optimizer_step_pre_hook(self._refuse)
+        try:
+            return self._closure()
+        finally:
+            handle.remove()
+
+    def _refuse(self, optimizer: Optimizer, *_: Any) -> None:
+        if threading.get_ident() == self._thread:  # the hook is for all threads
+            raise RuntimeError(
+                f"the closure calls {type(optimizer).__name__}.step(), and runs several times; it "
+                "must only compute the loss: step after the backward pass"
+            )
+
+
+def _added(grad: Tensor, before: Tensor | None, known: int) -> bool:
+    if grad is before and version(grad) == known:
+        return False
+    if before is not None and before is not grad and grad._is_view() and torch.equal(grad, before):
+        return False  # DDP (gradient_as_bucket_view) has moved it into another bucket
+    # zero_grad(set_to_none=False) writes as well. Only who does that pays for the look.
+    return bool((grad.to_dense() if grad.is_sparse else grad).any())

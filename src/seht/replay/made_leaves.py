@@ -1,0 +1,68 @@
+"""Leaves that a closure makes itself: every run of it makes new ones.
+
+``x = X.clone().requires_grad_()`` (input gradients, a frozen embedding before activation
+checkpoints) is another tensor in every pass, and the gradients of the perturbed passes belong to
+the centre's. Leaves hold no graph, and what is detached is replayed, so that a leaf and its twin
+have one value; they are told apart by the order in which they are used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from seht.replay.witness import unrepeatable
+from seht.tensors.gradients import Gradient
+from seht.tensors.graph import first_uses
+
+
+def pairs(
+    centre: Sequence[Tensor], roots: Sequence[Tensor], known: Iterable[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Leaves of the centre pass with those that a later pass, whose graph is behind ``roots``,
+    made in their place. ``known`` leaves are nobody's twins.
+    """
+    reached = first_uses(roots)
+    own = {id(leaf) for leaf in known}
+    present = {id(leaf) for leaf in reached}
+    made = _kinds(leaf for leaf in reached if id(leaf) not in own)
+    missing = _kinds(leaf for leaf in centre if id(leaf) not in present)
+    return [pair for kind, new in made.items() for pair in _match(missing[kind], new)]
+
+
+def _kinds(leaves: Iterable[Tensor]) -> defaultdict[object, list[Tensor]]:
+    found: defaultdict[object, list[Tensor]] = defaultdict(list)
+    for leaf in leaves:
+        found[leaf.shape, leaf.dtype, leaf.device].append(leaf)
+    return found
+
+
+def _match(old: list[Tensor], new: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    in_order = list(zip(old, new, strict=False))
+    if len(old) == len(new) and (len(old) == 1 or all(torch.equal(a, b) for a, b in in_order)):
+        return in_order
+    rest, found = list(old), []
+    for leaf in new:  # some may be ours
+        place = next((k for k, other in enumerate(rest) if torch.equal(leaf, other)), None)
+        if place is not None:
+            found.append((rest.pop(place), leaf))
+    if rest and len(old) == len(new):
+        return in_order  # kinks="free": what is detached is computed anew
+    if rest and len(found) < len(new):
+        shape = tuple(rest[0].shape)
+        raise unrepeatable(f"it made a leaf of shape {shape} with other values than before")
+    return found
+
+
+def refuse_lost(centre: Gradient, other: Gradient) -> None:
+    """Refuse a leaf that has a gradient in the centre pass alone: the difference would be that
+    gradient, divided by the step twice.
+    """
+    for g, known in zip(centre, other, strict=False):
+        if known is None and g is not None and bool(g.any()):
+            raise unrepeatable(
+                f"a leaf of shape {tuple(g.shape)} has a gradient in its first run alone"
+            )

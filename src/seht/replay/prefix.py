@@ -1,0 +1,141 @@
+"""Everything before the first drawn weight, computed and differentiated once.
+
+The prefix is the same in every pass: the centre keeps the results of its calls, and the perturbed
+passes return them as leaves of their own graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht.operators import IN_PLACE
+from seht.tensors.layouts import duplicate
+
+StandIns = dict[int, tuple[Tensor, Tensor]]
+"""By identity of a result: the result and the leaf that stands for it."""
+
+
+class Prefix:
+    """The calls before the first drawn weight, with the results that the centre computed."""
+
+    def __init__(self, drawn: set[int]) -> None:
+        self._drawn = drawn
+        self.calls: list[tuple[Any, Any, bool]] = []
+        """Function, result, and whether it ran in the forward of a custom ``Function``."""
+        self.closed = False
+        self.decisions = 0
+        self.state: list[Tensor] = []
+        self._spoilt = False
+        self._versions: list[tuple[Tensor, int]] = []
+
+    def open_to(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a call still belongs to it."""
+        return not self.closed and not self._sees((*args, *kwargs.values()))
+
+    def keep(self, func: Any, args: Any, out: Any, *, hidden: bool) -> None:
+        """Take in a call; ``hidden`` if it ran in the forward of a custom ``Function``."""
+        if func in IN_PLACE and args and isinstance(args[0], Tensor):
+            # A write is not done again. What a Function returned is made anew in each pass, and
+            # a Function that writes into its input must really do so.
+            root = root_of(args[0])
+            seen = any(root is t for _, out, inner in self.calls if not inner for t in tensors(out))
+            self._spoilt |= root.requires_grad and (hidden or not seen)
+        self.calls.append((func, out, hidden))
+
+    def close(self, decisions: int, state: list[Tensor]) -> None:
+        """A drawn weight was seen."""
+        self.closed, self.decisions, self.state = True, decisions, state
+        self._versions = [(out, version(out)) for out in self.results()]
+
+    def spoil(self) -> None:
+        """It cannot be replayed after all."""
+        self._spoilt = True
+
+    def results(self) -> Iterator[Tensor]:
+        """Every tensor that a call of the prefix returned."""
+        for _, out, _ in self.calls:
+            yield from tensors(out)
+
+    def intact(self) -> bool:
+        """Whether it can be replayed: a drawn weight came, and nobody wrote into its results."""
+        return (
+            self.closed
+            and not self._spoilt
+            and all(version(t) == known for t, known in self._versions)
+        )
+
+    def again(self, place: int, stand_ins: StandIns) -> Any:
+        """The result of a call, for another pass."""
+        _, out, hidden = self.calls[place]
+        # The forward of a Function must return a tensor of its own, or it would claim ours.
+        return copies(out) if hidden else stand_in(out, stand_ins)
+
+    def _sees(self, values: Any) -> bool:
+        return any(
+            id(v) in self._drawn if isinstance(v, Tensor) else
+            isinstance(v, (tuple, list)) and self._sees(v)
+            for v in values
+        )  # fmt: skip
+
+
+def stand_in(out: Any, stand_ins: StandIns) -> Any:
+    """A leaf for each tensor of the centre's graph: its gradient goes on into that graph."""
+    if not isinstance(out, Tensor):
+        return _each(out, lambda item: stand_in(item, stand_ins))
+    if not out.requires_grad or isinstance(out, nn.Parameter):
+        return out
+    if id(out) not in stand_ins:
+        stand_ins[id(out)] = (out, out.detach().requires_grad_())
+    return stand_ins[id(out)][1]
+
+
+def copies(value: Any) -> Any:
+    """The same structure with a copy of every tensor, none of which has a graph."""
+    return duplicate(value) if isinstance(value, Tensor) else _each(value, copies)
+
+
+def _each(value: Any, function: Any) -> Any:
+    if isinstance(value, list):
+        return [function(item) for item in value]
+    if isinstance(value, tuple):
+        items = [function(item) for item in value]
+        named = type(value).__module__ == "torch.return_types"
+        return type(value)(items) if named else tuple(items)
+    return value
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples and lists, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two structures hold equal tensors."""
+    pairs = list(zip(tensors(a), tensors(b), strict=False))
+    return len(pairs) == len(list(tensors(b))) == len(list(tensors(a))) and all(
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs
+    )
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was written into; inference tensors do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def root_of(tensor: Tensor) -> Tensor:
+    """The tensor that a view looks at, or the tensor itself."""
+    base = None if tensor.is_inference() else tensor._base
+    return tensor if base is None else base
+
+
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether one is a view or an alias of the other."""
+    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]

@@ -1,0 +1,168 @@
+"""The function mode of the perturbed passes: they replay what the centre recorded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from seht.persample.signs import Signs
+from seht.replay.mode import Generators, Mode, idle
+from seht.replay.prefix import StandIns, alike, copies, tensors
+from seht.replay.recorder import ASSIGN, SWITCH, Recorder, asked
+from seht.replay.witness import name, unrepeatable
+from seht.tensors.layouts import Layout, laid_out
+
+_replaying: ContextVar[bool] = ContextVar("seht_replaying", default=False)
+
+
+def replaying() -> bool:
+    """True in the extra runs of a closure: skip prints and metrics there."""
+    asked.set(asked.get() + 1)  # a closure that asks may leave something out
+    return _replaying.get()
+
+
+def in_extra_run() -> bool:
+    """The same for ourselves: asking does not count."""
+    return _replaying.get()
+
+
+@contextmanager
+def extra_run() -> Iterator[None]:
+    """Mark the block as an extra run of the closure."""
+    token = _replaying.set(True)
+    try:
+        yield
+    finally:
+        _replaying.reset(token)
+
+
+class Replayer(Mode):
+    """Runs every operation with the decisions of the centre."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder.random, recorder.compact)
+        self.precision = recorder.precision
+        self.borrowed = recorder.borrowed
+        self.sharp = recorder.sharp
+        self.layers = recorder.layers
+        self.tracker = None
+        self.signs: Signs | None = None
+        """The probes of the examples, and how far this pass goes along them."""
+        self._tape = recorder.tape
+        self._next = 0
+        self._used: list[int] = []
+        self._compiles = recorder.compiles
+        self.lenient = asked.get() != recorder.asked
+        self._prefix = None if self.lenient else recorder.prefix
+        self._in_prefix = self._prefix is not None
+        self._skipped = 0
+        self._generators = Generators(recorder.random, again=True)
+        self.aliases: StandIns = {}
+        """What stands for the results of the prefix, shared by the passes."""
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is SWITCH:
+            ended = self.switch(args[0])
+            func(*args)
+            if ended and not self._in_prefix and not self._compiles:
+                self.random.write(self._take(func, True)[0])
+            return None
+        if "generator" in kwargs and self.meets(kwargs["generator"]):
+            self._generators.meet(kwargs["generator"])
+        if func in ASSIGN and isinstance(args[0], nn.Parameter):
+            return None  # a moved weight stays where it was moved to
+        if self._in_prefix and not self.depth:
+            assert self._prefix is not None
+            if self._skipped < len(self._prefix.calls):
+                return self._skip(func)
+            self._in_prefix = False
+            self._next = self._prefix.decisions
+            self.random.write(self._prefix.state)
+        if self.frozen():
+            return self._constant(func, args, kwargs)
+        rule = self.rule(func)
+        if rule is None or idle(rule, func, args, kwargs):
+            return func(*args, **kwargs)
+        if not rule.taped:
+            return rule.replay(self, None, func, args, kwargs)
+        decision, layout = self._take(func, False)
+        return laid_out(rule.replay(self, decision, func, args, kwargs), layout)
+
+    def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What an activation checkpoint that is made now has to run again in: its decisions."""
+        start = copy.copy(self)
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            mode = copy.copy(start)
+            mode._used, mode.witness, mode.second = [], None, True
+            with mode.borrowed(), mode, extra_run():
+                yield
+
+        return again
+
+    def _skip(self, func: Any) -> Any:
+        assert self._prefix is not None
+        known = self._prefix.calls[self._skipped][0]
+        if known != func:
+            raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
+        self._skipped += 1
+        return self._prefix.again(self._skipped - 1, self.aliases)
+
+    def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        (out, same, written, moved, state), _ = self._take(func, True)
+        if moved is not None:
+            args[0].add_(moved)
+        given = list(tensors((args, tuple(kwargs.values())))) if written or same is not None else []
+        for place, value in written:
+            if value is not None:  # a moved weight stays where it was moved to
+                given[place].copy_(value)
+        self.jump_to(state)
+        return out if same is None else given[same]
+
+    def _take(self, func: Any, frozen: bool) -> tuple[Any, Layout]:
+        call = (func, frozen)
+        while self._next < len(self._tape) and self._left_out(call):
+            self._next += 1
+        if self._next == len(self._tape):
+            raise unrepeatable(f"it decided more than before, at {name(func)}")
+        known, decision, copy, layout = self._tape[self._next]
+        if known != call:
+            raise unrepeatable(f"it called {name(func)} where it had called {name(known[0])}")
+        self._used.append(self._next)
+        self._next += 1
+        return (copies(decision) if copy else decision), layout
+
+    def _left_out(self, call: tuple[Any, bool] | None) -> bool:
+        """Whether the next decision belongs to a metric, which a replaying closure may skip."""
+        return self.lenient and self._tape[self._next][0] != call
+
+    def finish(self, end: list[Tensor]) -> None:
+        """The cheap guards: every decision used, the random numbers those of the centre."""
+        if self._in_prefix:
+            raise unrepeatable("it ended earlier than before")
+        while self._next < len(self._tape) and self._left_out(None):
+            self._next += 1
+        if self._next != len(self._tape):
+            raise unrepeatable(f"it never came to {name(self._tape[self._next][0][0])} again")
+        for used, after in pairwise([*self._used, len(self._tape)]):
+            known = self._tape[used][0]
+            if any(
+                self._tape[place][0] == known
+                and not alike(self._tape[place][1], self._tape[used][1])
+                for place in range(used + 1, after)
+            ):
+                raise unrepeatable(
+                    f"it left out one {name(known[0])} and not another, and which one is not to be "
+                    "told; return what a metric needs as aux instead of asking seht.replaying()"
+                )
+        if not self.random.equals(end):
+            raise unrepeatable("it drew other random numbers than before")
+        if self.witness is not None:
+            self.witness.finish(lenient=self.lenient)

@@ -1,0 +1,237 @@
+"""What an engine is asked and what it answers; the parts both engines share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from seht import probes as draw
+from seht.distributed.fsdp import is_dtensor, own_part
+from seht.estimators import Estimator
+
+Closure = Callable[[], Any]
+"""Computes the loss: a scalar, or ``(scalar, aux)``."""
+
+Directions = dict[str, Tensor]
+"""One probe: for each drawn tensor its part of the direction, int8 signs or floating numbers."""
+
+
+class Probe(Directions):
+    """One probe, with the seeds its parts were drawn from."""
+
+    seeds: dict[str, int]
+    signs = False
+    """Whether every entry is 1 or -1."""
+
+
+_LARGE = 1 << 18
+"""Parts of fewer entries are small, and would be drawn again and again for nothing."""
+
+
+class Redrawn(Probe):
+    """A probe whose large parts are not kept, but drawn whenever they are read."""
+
+    def __init__(self, part: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._part = part
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._part(name)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One estimate to make: everything an engine needs, and nothing that outlives the call."""
+
+    model: nn.Module
+    closure: Closure
+    weights: dict[str, Tensor]
+    """The drawn tensors by name, in the model's order."""
+    indices: tuple[int, ...]
+    """Their places among all chosen tensors; with the seed they determine the probes."""
+    named: frozenset[str]
+    """Tensors the user asked for by name: it is an error if the loss does not use them."""
+    count: int
+    """How many tensors were chosen, drawn or not."""
+    estimator: Estimator
+    seed: int
+    curvature: str = "hessian"
+    boundary: str | None = None
+    """For the Gauss-Newton trace: the module whose outputs are the network's."""
+    differentiable: bool = True
+    weight: float = 0.0
+    limit: float | None = None
+    skip: bool = False
+    """Leave the penalty out where the estimate is not finite."""
+    random: Any = None
+    """Of the caller's (``state.RandomState``): hears of generators that the closure has."""
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether every example has a probe of its own."""
+        return bool(getattr(self.estimator, "per_sample", False))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the trace's coefficient is known before the trace is."""
+        return self.limit is None and not self.skip
+
+    def coefficient(self, loss: Tensor, trace: Tensor) -> Tensor:
+        """What the trace is multiplied by: the weight, held back by ``limit`` (detached)."""
+        loss, trace = loss.detach().double(), trace.detach().double()
+        factor = torch.full_like(trace, self.weight)
+        if self.limit is not None:
+            size = (self.weight * trace).abs()
+            factor = factor * torch.where(size > 0, self.limit * loss.abs() / size, 1).clamp(max=1)
+        return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
+
+    def probes(self, *, frugal: bool = False) -> Iterator[Probe]:
+        """The probes of this task, one after the other. Of ``frugal`` ones large parts are redrawn,
+        not kept, where they are signs, which are drawn as fast as they are read.
+        """
+        signs = bool(getattr(self.estimator, "signs", False))
+        redraw = frugal and signs and not self.per_sample
+        redraw = redraw and not any(is_dtensor(w) for w in self.weights.values())
+        for k in range(self.estimator.probes):
+            names = zip(self.indices, self.weights, strict=True)
+            seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
+            part = partial(self._part, seeds)
+            probe = Redrawn(part) if redraw else Probe()
+            kept = [n for n, w in self.weights.items() if not redraw or w.numel() < _LARGE]
+            probe.update({name: part(name) for name in kept})
+            probe.seeds, probe.signs = seeds, signs
+            yield probe
+
+    def _part(self, seeds: dict[str, int], name: str) -> Tensor:
+        w = self.weights[name]
+        return own_part(self.estimator.entries(w.shape, seeds[name], w.device), w)
+
+
+@dataclass
+class Estimate:
+    """An engine's answer. ``loss`` and ``trace`` are differentiable where the task asks for it."""
+
+    loss: Tensor
+    trace: Tensor
+    output: Any
+    """What the closure returned (in the difference engine: its centre pass)."""
+    unused: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    """With per-sample probes: the tensors that kept one direction for all examples."""
+    error: float | None = None
+    total: Tensor | None = None
+    """In the lean form: loss + coefficient * trace, its gradient computed and waiting."""
+    own: Tensor | None = None
+    """Of a sharded model: this rank's own loss; ``loss`` is the mean over ranks."""
+    learn: Callable[[], float | None] | None = None
+    """The estimate is wanted: take over what it taught; returns its relative error, if known."""
+    commit: Callable[[], None] = lambda: None
+    """Takes over what the pass wrote into buffers (BatchNorm statistics): the caller decides."""
+
+
+class Engine(Protocol):
+    """Computes the estimate of a task."""
+
+    name: str
+
+    def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
+        """Run the closure and return loss and trace.
+
+        ``lean`` asks for ``total`` instead of a waiting graph, where the engine has that form;
+        ``watch`` lets it check itself every so often.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned."""
+
+    def back(self) -> Callable[[], None]:
+        """The way back to what it knows now, for a step that fails."""
+
+
+def split(output: Any) -> tuple[Any, Any, bool]:
+    """``(loss, aux, has_aux)`` of what a closure returned."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return output[0], output[1], True
+    return output, None, False
+
+
+def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
+    """Refuse what is no loss. Whether it is finite is looked at later, with the other values."""
+    if inspect.isgenerator(loss) or inspect.iscoroutine(loss):
+        loss.close()
+        raise TypeError(
+            f"the closure is a {type(loss).__name__} function; it must return the loss: write "
+            "return in place of yield, and def in place of async def"
+        )
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the closure must return a scalar tensor or (scalar tensor, aux), not {_told(loss)}"
+        )
+    if loss.dim() != 0:
+        raise ValueError(
+            f"the loss must be a scalar, not of shape {tuple(loss.shape)}; return the loss and not "
+            "the model's outputs, and reduce it with .mean()"
+        )
+    if not loss.is_floating_point():
+        raise TypeError(
+            f"the loss must be floating, not {loss.dtype}; return a differentiable loss such as "
+            "cross-entropy, not a count"
+        )
+    if loss.is_meta:
+        raise ValueError(
+            "the loss is on the meta device and has no value; load the model's weights, or "
+            "to_empty(device=...) them, and compute the loss on a real device"
+        )
+    if graph and not loss.requires_grad:
+        raise RuntimeError(
+            "the loss has no graph (requires_grad is False); compute it from the model's "
+            "parameters, without detach() or no_grad() on the way"
+        )
+    return loss
+
+
+def _told(value: Any) -> str:
+    """What a closure returned in place of a loss, and what to do about it."""
+    if value is None:
+        return "None; its last line should return the loss"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}; put the rest into one aux: return loss, (a, b)"
+    name = type(value).__name__
+    if hasattr(value, "keys"):
+        return f"{name}; return its loss, as in output.loss or output['loss']"
+    return f"{name}; return the loss itself, not loss.item()"
+
+
+def refuse_scripted(model: nn.Module, engine: str) -> None:
+    """Scripted code hides its operators: they can neither be made safe nor frozen."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RuntimeError(
+                f"{'module ' + repr(name) if name else 'the model'} is scripted, which hides its "
+                f"operators from engine={engine!r}; pass the module as it was before torch.jit"
+            )
+
+
+def report_unused(task: Task, unused: list[str]) -> tuple[str, ...]:
+    """Unused tensors count as zero, unless the user named them: then it is likely a mistake."""
+    for name in unused:
+        if name in task.named:
+            raise ValueError(
+                f"the loss does not depend on parameter {name!r}, which params= names; "
+                "remove it from params or use it in the closure"
+            )
+    return tuple(unused)
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Inner product of two lists of tensors."""
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()

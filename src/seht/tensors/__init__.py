@@ -1,0 +1,1 @@
+"""Tensors, the graphs behind them and the state around them; knows nothing of estimates."""

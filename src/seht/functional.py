@@ -21,9 +21,10 @@ from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import Guarded
 from seht.task import Closure, Engine, Estimate, Task, check_loss, split
+from seht.tensors.interrupts import deliver, uninterrupted
 from seht.tensors.nodes import refuse_once
+from seht.tensors.random_state import RandomState
 from seht.tensors.solid import solid
-from seht.tensors.state import RandomState, deliver, uninterrupted
 
 CURVATURES = ("hessian", "ggn")
 

@@ -27,7 +27,8 @@ from seht.replay.closures import Guarded
 from seht.replay.reentry import alone
 from seht.schedule import Schedule, check_count, check_weight
 from seht.task import Closure, Estimate, Task, check_loss, split
-from seht.tensors.state import RandomState, deliver, interruptible, uninterrupted
+from seht.tensors.interrupts import deliver, interruptible, uninterrupted
+from seht.tensors.random_state import RandomState
 from seht.tensors.undo import Undo, gathered, kept_gradients
 
 _OWN = ("_calls", "_last", "_plain_loss", "_lean_loss", "_warned_nonfinite")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
-from seht.distributed.fsdp import is_dtensor, own_part
 from seht.estimators import Estimator
+from seht.tensors.dtensors import is_dtensor, own_part
 
 Closure = Callable[[], Any]
 """Computes the loss: a scalar, or ``(scalar, aux)``."""

@@ -1,1 +1,6 @@
-"""The loss as a function of the network's outputs, and its curvature there."""
+"""The loss as a function of the network's outputs: where they are, and how it curves in them.
+
+``boundary`` finds the outputs, ``output_curvature`` differentiates the loss in them, ``softmax``
+does so in closed form, ``flat_losses`` refuses a loss that has no curvature there. For ``replay``
+and what is above it.
+"""

@@ -11,9 +11,6 @@ model counts to the loss, unless ``boundary=`` or a mark says otherwise.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -25,10 +22,11 @@ from seht.curvature.flat_losses import linear
 from seht.curvature.softmax import again, log_softmax_dim
 from seht.precision.half_weights import HALVES
 from seht.probes import clean_name
-from seht.replay.prefix import shares_memory
 from seht.task import Task
 from seht.tensors.graph_need import Dropped
 from seht.tensors.nodes import node_of, reached
+from seht.tensors.trees import mapped
+from seht.tensors.views import shares_memory
 
 _active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)
 
@@ -230,25 +228,3 @@ def _find(model: nn.Module, name: str | None) -> nn.Module:
     raise ValueError(
         f"boundary: the model has no module {name!r} (model.named_modules() lists them)"
     )
-
-
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with the function applied to every tensor."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        changed = copy.copy(value)  # keeps the type, the outputs of Hugging Face included
-        for key, item in value.items():
-            changed[key] = mapped(item, function)
-        return changed
-    if isinstance(value, tuple):
-        items = [mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [mapped(item, function) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        clone = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(clone, field.name, mapped(getattr(value, field.name), function))
-        return clone
-    return value

@@ -1,1 +1,4 @@
-"""Several processes, one model."""
+"""Several processes, one model: DDP (``ddp``, ``ranks``) and FSDP2 (``fsdp``, ``fsdp_passes``).
+
+For the engines and the penalty.
+"""

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.distributed.fsdp import Shards, is_dtensor, local, place
+from seht.distributed.fsdp import Shards
 from seht.operators.rules import KeepGraph
 from seht.precision.half_weights import HALVES
 from seht.replay.passes import Passes
+from seht.replay.weights import Weights, step_size
 from seht.task import Directions, Task, report_unused
+from seht.tensors.dtensors import is_dtensor, local, place
 from seht.tensors.gradients import Gradient, dense, real, stride_of
 from seht.tensors.graph import Take, coarsest, handed_out, leaves_of, refuse_older
-from seht.tensors.state import Weights, step_size
 
 
 def refuse_forms(

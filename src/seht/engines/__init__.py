@@ -1,16 +1,11 @@
-"""Two ways to the same number: nested autograd, and differences of ordinary gradients.
+"""From a task to an estimate, in two ways: nested autograd, and differences of ordinary gradients.
 
-- ``base.py``: what an engine is asked and what it answers.
-- ``autograd.py``: the paper's Algorithms 1 and 2 as printed.
-- ``difference.py``: the fast way; ``ggn.py``: the Gauss-Newton trace, with the loss's own curvature
-  (``curved.py``, ``softmax.py``) in the network's outputs (``boundary.py``).
-- ``centre.py``: its first pass, which is recorded; ``passes.py``: the others, which replay it
-  (``mode.py``, ``recorder.py``, ``replay.py``, ``prefix.py``), by the rules in ``kinks/``;
-  ``steps.py``: how far.
-- ``persample/``: a probe for every example (SEHT-S).
-- ``graphfree.py``: the value alone, for measuring; ``free.py``: another penalty, kinks and all.
-- Everything is given back as it was: ``state.py``, ``buffers.py``; and the closure must repeat
-  itself: ``witness.py``.
+- ``autograd``: the paper's Algorithms 1 and 2 as printed.
+- ``difference``: the fast way; ``gauss_newton``: the same for the Gauss-Newton trace. How far they
+  step: ``step_plan``, ``step_size``, ``looks``, ``draw_steps``.
+- ``forward_only``: the value alone, for measuring.
+
+``measure`` and ``check`` take what is named in ``__all__``, and nothing from inside.
 """
 
 from __future__ import annotations
@@ -18,10 +13,21 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from seht.engines.autograd import AutogradEngine
+from seht.engines.autograd import AutogradEngine, refuse_compiled
 from seht.engines.difference import DifferenceEngine
+from seht.engines.forward_only import replicates
+from seht.engines.step_size import START
 from seht.estimators import unknown
 from seht.task import Engine
+
+__all__ = [
+    "ENGINES",
+    "START",
+    "engine_options",
+    "make_engine",
+    "refuse_compiled",
+    "replicates",
+]
 
 ENGINES: dict[str, type[AutogradEngine] | type[DifferenceEngine]] = {
     "autograd": AutogradEngine,

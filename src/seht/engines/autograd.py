@@ -54,9 +54,10 @@ from seht.task import (
 )
 from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.interrupts import uninterrupted
 from seht.tensors.nodes import refuse_once
+from seht.tensors.random_state import RandomState
 from seht.tensors.solid import solid
-from seht.tensors.state import RandomState, uninterrupted
 from seht.tensors.watched import own_gradients
 
 ONCE = (

@@ -48,7 +48,7 @@ from seht.task import Directions, Estimate, Task, check_loss, refuse_scripted, s
 from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored
 from seht.tensors.hooks import hooks_of
-from seht.tensors.state import uninterrupted
+from seht.tensors.interrupts import uninterrupted
 from seht.tensors.watched import own_gradients
 
 

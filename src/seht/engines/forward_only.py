@@ -42,7 +42,8 @@ from seht.replay.passes import Passes
 from seht.task import Closure, Directions, Task, refuse_scripted
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.graph_need import dropping, wants_graph
-from seht.tensors.state import RandomState, uninterrupted
+from seht.tensors.interrupts import uninterrupted
+from seht.tensors.random_state import RandomState
 
 KAPPA = {
     ("hessian", torch.float64): 1e-3,

@@ -23,10 +23,11 @@ from seht.replay.checkpoints import checkpoints
 from seht.replay.made_leaves import pairs
 from seht.replay.mode import Generators
 from seht.replay.replayer import extra_run
+from seht.replay.weights import Weights
 from seht.task import Estimate, Task, check_loss, report_unused, split
 from seht.tensors.gradients import Gradient, add, times
 from seht.tensors.graph import first_uses, handed_out, leaves_of, mark, quiet, refuse_older
-from seht.tensors.state import RandomState, Weights
+from seht.tensors.random_state import RandomState
 
 
 def noise_stability(task: Task, precision: Precision) -> Estimate:

@@ -41,7 +41,7 @@ from seht.measure.results import plain
 from seht.probes import generator, mix
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import Task, check_loss, split
-from seht.tensors.state import uninterrupted
+from seht.tensors.interrupts import uninterrupted
 
 _EXACT = 256
 """Up to so many classes the trace in the logits is exact: one product for each class."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from seht.tensors.trees import mapped, tensors
 
 MICRO_BATCH = 128
 """Examples per micro-batch, where we are the ones to cut."""
@@ -140,7 +142,7 @@ def is_batch(data: Any) -> bool:
 
 def size_of(batch: Any, axis: int = 0) -> int:
     """How many examples a batch has: the length of its first tensor along the axis."""
-    for tensor in leaves(batch):
+    for tensor in tensors(batch):
         if tensor.dim() > axis:
             return tensor.shape[axis]
     raise ValueError(
@@ -150,43 +152,9 @@ def size_of(batch: Any, axis: int = 0) -> int:
     )
 
 
-def leaves(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a batch, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from leaves(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from leaves(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name))
-
-
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with the function applied to every tensor."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        items = {key: mapped(item, function) for key, item in value.items()}
-        return items if isinstance(value, dict) else type(value)(items)  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, function) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(mapped(item, function) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(
-            value, **{name: mapped(getattr(value, name), function) for name in names}
-        )
-    return value
-
-
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device; itself if they are there."""
-    if all(tensor.device == device for tensor in leaves(batch)):
+    if all(tensor.device == device for tensor in tensors(batch)):
         return batch
     return mapped(batch, lambda tensor: tensor.to(device))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seht.check.sandbox import own_randomness
 from seht.probes import generator, mix
-from seht.tensors.state import uninterrupted
+from seht.tensors.interrupts import uninterrupted
 
 
 @contextmanager

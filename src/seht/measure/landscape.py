@@ -25,7 +25,8 @@ from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.problem import LossFn, Problem, measuring
 from seht.measure.progress import Report, Reporter
 from seht.measure.results import plain
-from seht.tensors.state import Weights, uninterrupted
+from seht.replay.weights import Weights
+from seht.tensors.interrupts import uninterrupted
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.engines.forward_only import replicates
+from seht.engines import replicates
 from seht.estimators import SehtH, SehtS
-from seht.measure.data import mapped
 from seht.measure.problem import Problem
 from seht.persample.errors import ExampleError
 from seht.persample.memory import Memory
+from seht.tensors.trees import mapped
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from seht.measure.data import MICRO_BATCH, Batches, cut
 from seht.measure.keep import untouched
 from seht.record import NonFiniteError
 from seht.replay.buffers import BorrowedBuffers
+from seht.replay.weights import norm
 from seht.task import check_loss, split
-from seht.tensors.state import norm
 
 LossFn = Callable[[nn.Module, Any], Any]
 """``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""

@@ -21,8 +21,7 @@ from torch import Tensor
 from seht.curvature.boundary import Boundary
 from seht.curvature.flat_losses import look, twice
 from seht.curvature.output_curvature import slope
-from seht.engines.autograd import refuse_compiled
-from seht.engines.step_size import START
+from seht.engines import START, refuse_compiled
 from seht.estimators import SehtH
 from seht.measure.data import Batches
 from seht.measure.problem import Problem, empty
@@ -34,9 +33,9 @@ from seht.replay.passes import Passes
 from seht.task import Task, check_loss, refuse_scripted, split
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import coarser, coarsest
+from seht.tensors.interrupts import uninterrupted
 from seht.tensors.nodes import refuse_once
 from seht.tensors.solid import solid
-from seht.tensors.state import uninterrupted
 
 _DIFFERENCES = {torch.float32: 1e-5, torch.float64: 1e-9}
 _DOUBLE_BACKWARD = {torch.float32: 1e-6, torch.float64: 1e-13}

@@ -24,7 +24,8 @@ from seht.measure.problem import LossFn, Problem, measuring
 from seht.measure.progress import Report, Reporter
 from seht.measure.results import plain
 from seht.measure.trace import trace
-from seht.tensors.state import Weights, uninterrupted
+from seht.replay.weights import Weights
+from seht.tensors.interrupts import uninterrupted
 
 LAYER_BITS = 4
 

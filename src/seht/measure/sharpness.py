@@ -28,7 +28,8 @@ from seht.measure.problem import LossFn, measuring
 from seht.measure.product import Product
 from seht.measure.progress import Report, Reporter
 from seht.measure.results import plain
-from seht.tensors.state import Weights, uninterrupted
+from seht.replay.weights import Weights
+from seht.tensors.interrupts import uninterrupted
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seht.operators import spellings
-from seht.operators.axes.axes import every_tensor
 from seht.operators.axes.table import MOVEMENT
 from seht.task import Closure
+from seht.tensors.trees import tensors
 
 Depends: TypeAlias = frozenset[int] | None
 """The identities of the tensors it is affine in, of all it depends on; None where it is not."""
@@ -84,7 +84,7 @@ class Affine(TorchFunctionMode):
         found = self._result(func, args, kwargs)  # before the call: it may write into its arguments
         out = func(*args, **kwargs)
         ends, found = found is _ENDS, None if found is _ENDS else found
-        for tensor in every_tensor(out):
+        for tensor in tensors(out):
             if ends and tensor.requires_grad and not torch.compiler.is_compiling():
                 self._lost = True  # the closure may catch it
                 raise NotAffine  # now rather than at the end of a pass for nothing
@@ -93,7 +93,7 @@ class Affine(TorchFunctionMode):
         return out
 
     def _result(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Depends:
-        given = [self._of(tensor) for tensor in every_tensor((args, kwargs))]
+        given = [self._of(tensor) for tensor in tensors((args, kwargs))]
         if all(tag == NOTHING for tag in given):
             return NOTHING
         if func in _GRADIENTS:  # of outputs that are cut off from the network, for G

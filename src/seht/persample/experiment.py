@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from seht.operators import IN_PLACE
-from seht.operators.axes.axes import Axis, Sum, Tag, every_tensor, exchange
+from seht.operators.axes.axes import Axis, Sum, Tag
 from seht.operators.axes.calls import Call, couples
 from seht.probes import generator
+from seht.tensors.trees import mapped, tensors
 
 
 def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
@@ -36,7 +37,7 @@ def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
         if apart or not _constants(call):
             return general, True
     found = _answer(call, random, _made_up(call, constants=False))
-    return found or [couples(call)] * len(list(every_tensor(call.out))), False
+    return found or [couples(call)] * len(list(tensors(call.out))), False
 
 
 def _constants(call: Call) -> bool:
@@ -106,10 +107,10 @@ def _masks(n: int) -> list[Tensor]:
 
 def _run(call: Call, given: list[Tensor], random: Any) -> list[Tensor]:
     fresh = iter([t.clone() for t in given])
-    args, kwargs = exchange((call.args, call.kwargs), fresh)
+    args, kwargs = mapped((call.args, call.kwargs), lambda _: next(fresh))
     with random.kept():  # attention's dropout: one mask for all runs that are compared
         out = call.func(*args, **kwargs)
-    return list(every_tensor(args[0] if call.func in IN_PLACE else out))
+    return list(tensors(args[0] if call.func in IN_PLACE else out))
 
 
 def _mixed(call: Call, given: list[Tensor], mask: Tensor) -> list[Tensor]:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from seht.operators.axes.axes import Axis, Broken, Sum, Tag, every_tensor, first_of
+from seht.operators.axes.axes import Axis, Broken, Sum, Tag, first_of
 from seht.operators.axes.calls import Call, bends, couples
 from seht.persample.errors import TRANSFORMED
 from seht.persample.tags import Tags
+from seht.tensors.trees import tensors
 
 
 def gradients(call: Call, tags: Tags) -> list[Tag | None]:
@@ -34,7 +35,7 @@ def _listed(value: Any) -> list[Any]:
 def _coupled(call: Call, batched: bool) -> Broken | None:
     """The reason if outputs times grad_outputs is no sum over the examples."""
     outputs, weights = _listed(call.argument(0, "outputs")), call.argument(2, "grad_outputs")
-    total = first_of(Sum, [call.tag(t) for t in every_tensor(weights)])
+    total = first_of(Sum, [call.tag(t) for t in tensors(weights)])
     if total is not None:
         return bends(call, total)
     given = [None] * len(outputs) if weights is None else _listed(weights)

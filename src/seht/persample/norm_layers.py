@@ -10,7 +10,7 @@ from torch import Tensor
 from seht.operators.axes.axes import Axis
 from seht.operators.rules import Rule
 from seht.persample.uses import Slot, Use, live, slot_of
-from seht.replay.prefix import stand_in
+from seht.tensors.trees import stand_in
 
 # --- norms ----------------------------------------------------------------------------------------
 

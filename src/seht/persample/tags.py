@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from seht.operators.axes.axes import Axis, Broken, Sum, Tag, every_tensor
+from seht.operators.axes.axes import Axis, Broken, Sum, Tag
 from seht.persample.errors import no_sum
 from seht.persample.memory import Layout
 from seht.persample.weights import ProbedWeights
-from seht.replay.prefix import root_of
+from seht.tensors.trees import tensors
+from seht.tensors.views import root_of
 
 
 class Tags:
@@ -100,7 +101,7 @@ class Tags:
         """Whether everything a call returned has its tag already, from the calls inside it; what
         it was given it may have written into.
         """
-        outs = list(every_tensor(out))
+        outs = list(tensors(out))
         return (
             bool(outs) and all(map(self.seen, outs)) and not any(o is a for o in outs for a in args)
         )

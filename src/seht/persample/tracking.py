@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.operators import IN_PLACE
-from seht.operators.axes.axes import Axis, Broken, Sum, Tag, every_tensor, first_of
+from seht.operators.axes.axes import Axis, Broken, Sum, Tag, first_of
 from seht.operators.axes.calls import Call, bends, couples
 from seht.operators.axes.movement import moved
 from seht.operators.axes.table import AXES, LINEAR, MOVEMENT, PICKS
@@ -20,7 +20,8 @@ from seht.persample.inputs import Inputs
 from seht.persample.memory import Layout, Memory, key_of
 from seht.persample.tags import Tags
 from seht.persample.weights import ProbedWeights
-from seht.tensors.state import RandomState
+from seht.tensors.random_state import RandomState
+from seht.tensors.trees import tensors
 
 _SET = torch.Tensor.__setitem__
 _GRAD = torch.autograd.grad
@@ -78,10 +79,10 @@ class Tracker(Tags):
         self.calls += 1
         if func is _SET or (func in IN_PLACE and out is None):
             out = args[0]
-        outs: Any = [out] if isinstance(out, Tensor) else tuple(every_tensor(out))
+        outs: Any = [out] if isinstance(out, Tensor) else tuple(tensors(out))
         if not outs:
             return
-        given = list(every_tensor((args, kwargs)))
+        given = list(tensors((args, kwargs)))
         if self.layout.leaves:
             for t in given:
                 self.adopt_leaf(t)

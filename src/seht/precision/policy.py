@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
-from seht.curvature.boundary import mapped
 from seht.estimators import unknown
 from seht.precision.half_weights import HALVES, Copies, in_half, wide, widened
 from seht.precision.tf32 import shortened, unshortened
@@ -27,6 +26,7 @@ from seht.task import Task
 from seht.tensors.deferred import Deferred, normalised
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.replaced import Replaced
+from seht.tensors.trees import mapped
 
 PRECISIONS = ("full", "native")
 FP16_SCALE = 2.0**10

@@ -1,1 +1,10 @@
-"""A closure as a function that can be run again."""
+"""A closure as a function that can be run again, at other weights and with the same decisions.
+
+- ``centre`` runs and records it (``recorder``), ``passes`` runs it again (``replayer``); what both
+  modes share is in ``mode``. ``prefix``: what comes before the first drawn weight is kept.
+- Every run begins alike and leaves nothing behind: ``weights``, ``buffers``, ``checkpoints``.
+- The closure must repeat itself, and only compute a loss: ``witness``, ``closures``, ``reentry``,
+  ``aliases``, ``intermediates``, ``made_leaves``, ``groups``.
+
+For ``distributed``, ``engines`` and what is above them.
+"""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.operators.rules import KinkError
-from seht.replay.prefix import root_of, shares_memory
+from seht.tensors.views import root_of, shares_memory
 
 _NO_WRITES = frozenset(
     {torch.Tensor.requires_grad_, torch.Tensor.detach_, torch.Tensor.share_memory_}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from seht.curvature.boundary import Boundary
-from seht.operators.axes.axes import every_tensor
 from seht.operators.rules import KeepGraph
 from seht.persample.errors import ExampleError, refuse_compiled
 from seht.persample.layers import LAYERS
@@ -22,14 +21,16 @@ from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import Recorder
+from seht.replay.weights import Weights
 from seht.replay.witness import Witness
 from seht.task import Probe, Task, check_loss, report_unused, split
 from seht.tensors.deferred import Deferred
 from seht.tensors.graph import coarsest, first_uses, leaves_of, mark, refuse_older
 from seht.tensors.graph_need import Dropped
 from seht.tensors.hooks import hooks_of
+from seht.tensors.random_state import RandomState
 from seht.tensors.shared_memory import refuse_others
-from seht.tensors.state import RandomState, Weights
+from seht.tensors.trees import tensors
 
 
 class Centre:
@@ -257,4 +258,4 @@ class Centre:
 
 def keeps_graph(output: Any) -> bool:
     """Whether the closure's aux leaves the graph in the user's hands."""
-    return any(t.requires_grad for t in every_tensor(split(output)[1]))
+    return any(t.requires_grad for t in tensors(split(output)[1]))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from seht.replay.prefix import version
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure
+from seht.tensors.views import version
 
 
 class Guarded:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from seht.operators.rules import depends
-from seht.replay.prefix import tensors
+from seht.tensors.trees import tensors
 
 
 class Intermediates:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seht.operators import IN_PLACE
-from seht.tensors.layouts import duplicate
-
-StandIns = dict[int, tuple[Tensor, Tensor]]
-"""By identity of a result: the result and the leaf that stands for it."""
+from seht.tensors.trees import StandIns, copies, stand_in, tensors
+from seht.tensors.views import root_of, version
 
 
 class Prefix:
@@ -80,62 +77,3 @@ class Prefix:
             isinstance(v, (tuple, list)) and self._sees(v)
             for v in values
         )  # fmt: skip
-
-
-def stand_in(out: Any, stand_ins: StandIns) -> Any:
-    """A leaf for each tensor of the centre's graph: its gradient goes on into that graph."""
-    if not isinstance(out, Tensor):
-        return _each(out, lambda item: stand_in(item, stand_ins))
-    if not out.requires_grad or isinstance(out, nn.Parameter):
-        return out
-    if id(out) not in stand_ins:
-        stand_ins[id(out)] = (out, out.detach().requires_grad_())
-    return stand_ins[id(out)][1]
-
-
-def copies(value: Any) -> Any:
-    """The same structure with a copy of every tensor, none of which has a graph."""
-    return duplicate(value) if isinstance(value, Tensor) else _each(value, copies)
-
-
-def _each(value: Any, function: Any) -> Any:
-    if isinstance(value, list):
-        return [function(item) for item in value]
-    if isinstance(value, tuple):
-        items = [function(item) for item in value]
-        named = type(value).__module__ == "torch.return_types"
-        return type(value)(items) if named else tuple(items)
-    return value
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples and lists, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Whether two structures hold equal tensors."""
-    pairs = list(zip(tensors(a), tensors(b), strict=False))
-    return len(pairs) == len(list(tensors(b))) == len(list(tensors(a))) and all(
-        x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs
-    )
-
-
-def version(tensor: Tensor) -> int:
-    """How often a tensor was written into; inference tensors do not count."""
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def root_of(tensor: Tensor) -> Tensor:
-    """The tensor that a view looks at, or the tensor itself."""
-    base = None if tensor.is_inference() else tensor._base
-    return tensor if base is None else base
-
-
-def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether one is a view or an alias of the other."""
-    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]

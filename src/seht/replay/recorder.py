@@ -24,10 +24,12 @@ from seht.replay.aliases import Aliases
 from seht.replay.buffers import compiles
 from seht.replay.intermediates import Intermediates
 from seht.replay.mode import Mode, idle
-from seht.replay.prefix import Prefix, copies, root_of, shares_memory, tensors, version
+from seht.replay.prefix import Prefix
 from seht.replay.witness import name
 from seht.tensors.layouts import Layout, layout_of
-from seht.tensors.state import RandomState
+from seht.tensors.random_state import RandomState
+from seht.tensors.trees import copies, tensors
+from seht.tensors.views import root_of, shares_memory, version
 
 SWITCH = torch._C._set_grad_enabled
 ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]

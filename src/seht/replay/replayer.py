@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from seht.persample.signs import Signs
 from seht.replay.mode import Generators, Mode, idle
-from seht.replay.prefix import StandIns, alike, copies, tensors
 from seht.replay.recorder import ASSIGN, SWITCH, Recorder, asked
 from seht.replay.witness import name, unrepeatable
 from seht.tensors.layouts import Layout, laid_out
+from seht.tensors.trees import StandIns, alike, copies, tensors
 
 _replaying: ContextVar[bool] = ContextVar("seht_replaying", default=False)
 

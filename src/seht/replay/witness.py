@@ -21,8 +21,9 @@ from torch._ops import OpOverload
 
 from seht.operators import IN_PLACE, RANDOM
 from seht.operators.rules import depends
-from seht.replay.prefix import root_of, tensors, version
 from seht.tensors.layouts import layout_of
+from seht.tensors.trees import tensors
+from seht.tensors.views import root_of, version
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _SAMPLE = 64

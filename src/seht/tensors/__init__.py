@@ -1,1 +1,10 @@
-"""Tensors, the graphs behind them and the state around them; knows nothing of estimates."""
+"""Tensors, the graphs behind them and the process around them; knows nothing of estimates.
+
+- Tensors: ``trees`` (structures of them), ``views`` and ``shared_memory`` (who lies where),
+  ``layouts``, ``dtensors``, ``gradients`` (one for each leaf).
+- Graphs: ``graph`` (leaves, and gradients handed out later), ``nodes``, ``graph_need``,
+  ``deferred``, ``solid``, ``modulus``, ``hooks``.
+- The process: ``random_state``, ``interrupts``, ``undo``, ``replaced``, ``watched``.
+
+The lowest floor: anyone may import it, and it imports nothing of ours.
+"""

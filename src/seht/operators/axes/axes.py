@@ -19,7 +19,6 @@ The rules are in ``axis_table.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -86,32 +85,6 @@ Tag = Axis | Sum | Broken
 def first_of(kind: Any, tags: Any) -> Any:
     """The first tag of that kind, or None."""
     return next((tag for tag in tags if isinstance(tag, kind)), None)
-
-
-def every_tensor(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from every_tensor(item)
-    elif isinstance(value, dict) or hasattr(value, "keys"):
-        for key in value:
-            yield from every_tensor(value[key])
-
-
-def exchange(value: Any, given: Iterator[Tensor]) -> Any:
-    """The same structure of arguments with other tensors, in order."""
-    if isinstance(value, Tensor):
-        return next(given)
-    if isinstance(value, (tuple, list)):
-        items = [exchange(item, given) for item in value]
-        if isinstance(value, list):
-            return items
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, dict):
-        return {key: exchange(item, given) for key, item in value.items()}
-    return value
 
 
 def compressed(owners: Tensor, n: int) -> Axis | Broken:

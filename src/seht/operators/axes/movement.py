@@ -7,16 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import (
-    Axis,
-    Broken,
-    Tag,
-    axis_from,
-    compressed,
-    every_tensor,
-    spread,
-)
+from seht.operators.axes.axes import Axis, Broken, Tag, axis_from, compressed, spread
 from seht.operators.axes.calls import Call, couples
+from seht.tensors.trees import tensors
 
 
 def moved(call: Call) -> list[Tag | None]:
@@ -28,7 +21,7 @@ def moved(call: Call) -> list[Tag | None]:
         out = _instead(call, owners)
     except RuntimeError:  # a view of what has no memory of its own
         out = _instead(call, owners.contiguous())
-    found = [compressed(part, call.n) for part in every_tensor(out)]
+    found = [compressed(part, call.n) for part in tensors(out)]
     return [Broken(f"{call.name} {t.reason}") if isinstance(t, Broken) else t for t in found]
 
 

@@ -1,0 +1,118 @@
+"""The drawn weights: moved along a probe, and put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from seht.task import Directions
+
+
+class Weights:
+    """The drawn tensors: moved along a probe in place, and restored bit for bit.
+
+    In place and past the version counter, so that every use of a weight moves (tied, captured,
+    compiled), the leaves of a perturbed graph are the leaves of the centre's, and the centre's
+    pending backward finds its saved weights as it left them.
+    """
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self._weights = weights
+        self._saved: dict[str, Tensor] = {}
+        self.still: set[str] = set()
+        """Tensors that stay where they are: every example moves along a direction of its own."""
+        self._away = False
+
+    def step(self, sigma: Directions, kappa: float) -> Tensor:
+        """One e for all drawn tensors, relative to weights and probe: kappa |w| / |sigma|.
+
+        It stays on the device, as every number of the engine does: nothing waits for the host.
+        """
+        if getattr(sigma, "signs", False):  # every entry is 1 or -1: nothing to look at
+            length = root_of_count(self._weights.values())
+        else:
+            length = norm(sigma[n] for n in self._weights)
+        return step_size(norm(self._weights.values()), length, kappa)
+
+    def lengths(self, sigma: Directions) -> tuple[Tensor, Tensor]:
+        """The norms of each drawn tensor and of its part of the probe."""
+        sizes = torch.stack([norm([w]) for w in self._weights.values()])
+        return sizes, torch.stack([norm([sigma[n]]) for n in self._weights])
+
+    def within(self, sigma: Directions, reach: dict[str, float]) -> Tensor:
+        """The largest e at which no tensor moves further than its reach, relative to its size."""
+        sizes, parts = self.lengths(sigma)
+        most = sizes.new_tensor([reach.get(n, math.inf) for n in self._weights])
+        each = torch.where((sizes > 0) & (parts > 0), most * sizes / parts, math.inf)
+        return each.min()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Around several passes: the weights are restored once, at the end of the block.
+
+        In between nobody may look at them.
+        """
+        self._away = True
+        try:
+            yield
+        finally:
+            self._away = False
+            self._restore()
+
+    @contextmanager
+    def moved(self, sigma: Directions, step: Tensor | float) -> Iterator[None]:
+        """The weights are w + step * sigma while the block runs."""
+        if not self._saved:
+            self._saved = {
+                name: w.detach().clone()
+                for name, w in self._weights.items()
+                if name not in self.still
+            }
+        try:
+            self._move(sigma, step, self._saved)
+            yield
+        finally:
+            if not self._away:
+                self._restore()
+
+    def _restore(self) -> None:
+        for name, saved in self._saved.items():
+            self._weights[name].data.copy_(saved)
+
+    @contextmanager
+    def back(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> Iterator[None]:
+        """Inside :meth:`moved`: some of the weights are where they were while the block runs."""
+        names = [name for name in names if name in self._saved]
+        for name in names:
+            self._weights[name].data.copy_(self._saved[name])
+        yield
+        self._move(sigma, step, names)
+
+    def _move(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> None:
+        for name in names:
+            w = self._weights[name].data
+            e = torch.as_tensor(step, dtype=w.dtype, device=w.device)
+            w.copy_(sigma[name])
+            torch.addcmul(self._saved[name], w, e, out=w)
+
+
+def step_size(size: Tensor, length: Tensor, kappa: float) -> Tensor:
+    """kappa |w| / |sigma|; of 1 where the weights, or the entries that SEHT-D drew, are all 0."""
+    return kappa * torch.where(size > 0, size, 1.0) / torch.where(length > 0, length, 1.0)
+
+
+def root_of_count(tensors: Iterable[Tensor]) -> Tensor:
+    """The common norm of as many signs."""
+    known = list(tensors)
+    count = sum(t.numel() for t in known)
+    return torch.full((), count**0.5, dtype=torch.float64, device=known[0].device)
+
+
+def norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The common norm of several tensors."""
+    wide = (t.detach() if t.is_floating_point() else t.detach().float() for t in tensors)
+    return torch.stack([torch.linalg.vector_norm(t).double() for t in wide]).norm()

@@ -1,0 +1,101 @@
+"""Ctrl-C: held back while something has to be put back, and handed on afterwards."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_urgent: list[bool] = []
+"""Not empty while a second Ctrl-C waits for a place to break in."""
+
+
+class _Hold:
+    """A Ctrl-C that comes meanwhile is noted, and handed on to ``handler`` later."""
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self.handler = handler
+        self._pending: list[tuple[int, FrameType | None]] = []
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append((number, frame))
+        if len(self._pending) == 2:
+            _urgent.append(True)
+        elif len(self._pending) > 2:
+            self.handler(number, frame)
+
+    def deliver(self) -> None:
+        pending, self._pending = self._pending, []
+        _urgent.clear()
+        if pending:
+            self.handler(*pending[0])
+
+
+_holds: list[_Hold] = []
+"""The one that is on in the main thread."""
+
+
+def _hold() -> _Hold | None:
+    if not _holds or threading.current_thread() is not threading.main_thread():
+        return None
+    return _holds[0]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back a Ctrl-C until the block has put everything back.
+
+    A second one breaks in before the next operation of the closure (:func:`break_in`), a third one
+    at once, wherever that may be. A block inside another is a part of it.
+    """
+    previous: Callable[..., Any] | int | None = None
+    if threading.current_thread() is threading.main_thread() and not _holds:
+        previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield
+        return
+    hold = _Hold(previous)
+    try:
+        signal.signal(signal.SIGINT, hold.note)
+        _holds.append(hold)
+        yield
+    finally:
+        _holds.clear()
+        signal.signal(signal.SIGINT, previous)
+        hold.deliver()
+
+
+def deliver() -> None:
+    """Inside :func:`uninterrupted`, where everything can still be taken back: hand on a Ctrl-C that
+    waits.
+    """
+    hold = _hold()
+    if hold is not None:
+        hold.deliver()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside :func:`uninterrupted`: a Ctrl-C breaks in at once, as the code is the user's own."""
+    hold = _hold()
+    if hold is None:
+        yield
+        return
+    hold.deliver()
+    signal.signal(signal.SIGINT, hold.handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, hold.note)
+
+
+def break_in() -> None:
+    """Raise if a second Ctrl-C waits: called between the operations of a closure, where an
+    exception finds everything in order, as one of the closure's own would.
+    """
+    if _urgent and threading.current_thread() is threading.main_thread():
+        _urgent.clear()
+        raise KeyboardInterrupt

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, probes
-from seht.distributed.ddp import Detour, unwrapped, wrappers_in
-from seht.distributed.fsdp import refuse_sharded
-from seht.engines import engine_options, make_engine
+from seht.distributed import ranks_of, unwrapped
+from seht.engines import Engine, engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
 from seht.estimators import Estimator
 from seht.operators.orders import refuse_wrong
@@ -20,7 +19,7 @@ from seht.precision.policy import Casts, Precision
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import Guarded
-from seht.task import Closure, Engine, Estimate, Task, check_loss, split
+from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import deliver, uninterrupted
 from seht.tensors.nodes import refuse_once
 from seht.tensors.random_state import RandomState
@@ -65,7 +64,7 @@ def hessian_trace(
     )
     if task is None:
         return _zero(model)
-    with Detour.local(), uninterrupted(), task.random.undone():
+    with ranks_of(model).aside(), uninterrupted(), task.random.undone():
         return worker.estimate(task).trace
 
 
@@ -91,19 +90,19 @@ def loss_and_trace(
     worker, task = _prepare(
         model, closure, estimator, engine, curvature, params, boundary, seed, options
     )
-    with Detour(wrappers_in(model)) as detour:
+    with ranks_of(model).call(lean=False) as call:
         if task is None:
             output = closure()
             estimate = Estimate(check_loss(split(output)[0], graph=False), _zero(model), output)
         else:
-            detour.penalise()
+            call.penalise()
             with uninterrupted(), task.random.undone():
-                estimate = worker.estimate(replace(task, closure=detour.checked(task.closure)))
+                estimate = worker.estimate(replace(task, closure=call.checked(task.closure)))
                 deliver()
                 estimate.commit()
         _, aux, has_aux = split(estimate.output)
         pair = (estimate.loss, estimate.trace)
-        return detour.finish((*pair, aux) if has_aux else pair)
+        return call.finish((*pair, aux) if has_aux else pair)
 
 
 def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec = None) -> Tensor:
@@ -113,7 +112,7 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     tensor without graph; buffers are left as they were.
     """
     check_arguments(model, closure)
-    refuse_sharded(model, "seht.exact_trace")
+    ranks_of(model).need_whole("seht.exact_trace")
     chosen = list(probes.choose(model, params).tensors.values())
     precision = Precision()
     with (
@@ -223,7 +222,7 @@ def _prepare(
     options: dict[str, Any],
 ) -> tuple[Engine, Task | None]:
     check_arguments(model, closure)
-    refuse_sharded(model, "a trace outside HessianTrace")
+    ranks_of(model).need_whole("a trace outside HessianTrace")
     check_curvature(curvature)
     own, engines = split_options(options)
     estimator_object = estimators.make(estimator, own)

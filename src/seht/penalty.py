@@ -14,10 +14,7 @@ from torch import Tensor, nn
 
 from seht import estimators, functional, probes
 from seht.curvature.boundary import check_boundary
-from seht.distributed.fsdp import Shards
-from seht.distributed.fsdp import find as find_shards
-from seht.distributed.fsdp_passes import refuse_forms
-from seht.distributed.ranks import Ranks
+from seht.distributed import ranks_of
 from seht.engines import engine_options, make_engine
 from seht.estimators import Estimator
 from seht.guards import Guard, Unmet, warn
@@ -140,15 +137,12 @@ class HessianTrace:
         self._unmet = Unmet()
         self._engine = make_engine(engine, of_engine)
         functional.check_pair(self._engine, self.estimator)
-        self._ranks = Ranks()
+        self._ranks = ranks_of(model)
         self._calls = 0
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
         self._lean_loss: Tensor | None = None
         self._warned_nonfinite = False
-        self._shared_seed = False
-        """Whether the ranks of a sharded model have agreed on one."""
-        find_shards(model)
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
 
     # --- the two forms ------------------------------------------------------------------------
@@ -185,7 +179,7 @@ class HessianTrace:
             self._lean_loss = None
             if commit is not None:
                 deliver()
-            total = self._ranks.told(total, self.model)
+            total = self._ranks.told(total)
             if commit is None:  # a plain step, and its backward the user's own
                 with interruptible():
                     (total if scaler is None else scaler.scale(total)).backward()
@@ -226,21 +220,24 @@ class HessianTrace:
             with interruptible():
                 return closure(), None
         self._lean_loss = None
-        shards = self._settle(lean=lean, elsewhere=on is not None)
+        ranks = self._ranks = ranks_of(self.model, self._ranks)
+        free = getattr(self._engine, "kinks", "frozen") == "free"
+        ranks.settle(
+            self._engine.name, self.estimator, lean=lean, free=free, elsewhere=on is not None
+        )
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
         weight = self.schedule.weight(base, step)
         task = None
-        self._ranks.look(self.model)
-        detour = self._ranks.detour(lean=lean)
+        among = ranks.call(lean=lean)
         if weight > 0:
-            self.seed = self._ranks.share(self.seed, self._calls)
+            self.seed = ranks.seed(self.seed, self._calls)
             task = functional.make_task(
                 self.model,
-                detour.checked(closure if on is None else on),
+                among.checked(closure if on is None else on),
                 probes.choose(self.model, self.params),
                 self.estimator,
-                probes.call_seed(self.seed, step, self._ranks.number(call)),
+                probes.call_seed(self.seed, step, ranks.number(call)),
                 curvature=self.curvature,
                 boundary=self.boundary,
                 weight=weight,
@@ -248,44 +245,27 @@ class HessianTrace:
                 skip=self.on_nonfinite == "skip",
             )
         commit = None
-        with detour:
+        with among:
             if task is None:
                 # Beside on= the closure never repeats, and may hold another penalty.
                 around = alone if on is None else nullcontext
-                output = self._plain(closure, step, around, look=base > 0, shards=shards)
+                output = self._plain(closure, step, around, look=base > 0)
             else:
                 undo.add(task.random.back())
-                detour.penalise()
+                among.penalise()
                 if on is None:
-                    estimate = self._engine.estimate(task, lean=lean, watch=True)
+                    estimate = self._engine.estimate(task, ranks, lean=lean, watch=True)
                 else:
                     estimate = self._elsewhere(task, closure)
                 total = self._penalise(task, estimate, step)
-                if lean and estimate.total is None and shards is None:
+                if lean and estimate.total is None:
                     total = gathered(total, scaler)
                 commit = estimate.commit
                 _, aux, has_aux = split(estimate.output)
                 output = (total, aux) if has_aux else total
-            output = detour.finish(output)
-        self._ranks.meet(detour.called, self.model)
+            output = among.finish(output)
         self._calls += 1
         return output, commit
-
-    def _settle(self, *, lean: bool, elsewhere: bool) -> Shards | None:
-        """Under ``fully_shard``: weights on their shards, and one seed for all ranks.
-
-        What it does not have is refused at the first call, not at the end of the warm-up.
-        """
-        shards = find_shards(self.model)
-        if shards is not None:
-            free = getattr(self._engine, "kinks", "frozen") == "free"
-            refuse_forms(
-                self._engine.name, self.estimator, lean=lean, free=free, elsewhere=elsewhere
-            )
-            shards.reshard()
-            if not self._shared_seed:
-                self.seed, self._shared_seed = shards.same(self.seed), True
-        return shards
 
     def _elsewhere(self, task: Task, closure: Closure) -> Estimate:
         """The loss of the main closure with the trace of another."""
@@ -294,7 +274,7 @@ class HessianTrace:
         loss = check_loss(split(output)[0])
         after = RandomState(task.model.parameters())
         with after.all_kept():
-            estimate = self._engine.estimate(replace(task, limit=None), watch=True)
+            estimate = self._engine.estimate(replace(task, limit=None), self._ranks, watch=True)
         estimate.loss, estimate.output, estimate.commit = loss, output, buffers.commit
         return estimate
 
@@ -339,7 +319,6 @@ class HessianTrace:
         around: Callable[[], AbstractContextManager[None]],
         *,
         look: bool,
-        shards: Shards | None,
     ) -> Any:
         with interruptible():
             if look:
@@ -350,7 +329,7 @@ class HessianTrace:
         loss = split(output)[0]
         if look:
             check_loss(loss)
-            value = (loss if shards is None else shards.mean(loss)).item()
+            value = self._ranks.noted(loss).item()
             check_finite_loss(value)
             self._last, self._plain_loss = StepRecord(step, value), None
         else:
@@ -436,7 +415,6 @@ class HessianTrace:
         if state.get("engine"):
             self._engine.load_state(state["engine"])
         self._last = self._plain_loss = None
-        self._shared_seed = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry the record as numbers, never a tensor of the last graph."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,28 +133,6 @@ class Estimate:
     """The estimate is wanted: take over what it taught; returns its relative error, if known."""
     commit: Callable[[], None] = lambda: None
     """Takes over what the pass wrote into buffers (BatchNorm statistics): the caller decides."""
-
-
-class Engine(Protocol):
-    """Computes the estimate of a task."""
-
-    name: str
-
-    def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
-        """Run the closure and return loss and trace.
-
-        ``lean`` asks for ``total`` instead of a waiting graph, where the engine has that form;
-        ``watch`` lets it check itself every so often.
-        """
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` returned."""
-
-    def back(self) -> Callable[[], None]:
-        """The way back to what it knows now, for a step that fails."""
 
 
 def split(output: Any) -> tuple[Any, Any, bool]:

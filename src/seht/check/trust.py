@@ -19,7 +19,7 @@ from seht import probes
 from seht.check.judge import Truths, judge
 from seht.check.report import CheckReport, EngineReport
 from seht.check.sandbox import LossFn, Sandbox, copy_model, double, one_line, own_randomness
-from seht.distributed.fsdp import refuse_sharded
+from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import check_loss, split
@@ -80,7 +80,7 @@ def check(
     names = [make_engine(name).name for name in names]
     if not names:
         raise ValueError(f"engines is empty; name some of {', '.join(ENGINES)}, or leave it out")
-    refuse_sharded(model, "seht.check")
+    ranks_of(model).need_whole("seht.check")
     probes.choose(model, params)  # before the copy, which may be large
     with torch.inference_mode(False), own_randomness():
         box = Sandbox(copy_model(model), loss_fn, double(batch), params, seed)

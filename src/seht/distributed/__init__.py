@@ -1,4 +1,36 @@
-"""Several processes, one model: DDP (``ddp``, ``ranks``) and FSDP2 (``fsdp``, ``fsdp_passes``).
+"""Several processes, one model: who they are, and what is different for the penalty.
 
-For the engines and the penalty.
+``ranks.py`` is the interface, and one process alone; ``ddp.py`` (with ``detour.py``) and
+``fsdp.py`` (with ``shards.py`` and ``fsdp_passes.py``) are the kinds of wrapper that we know. A new
+kind is a file with a subclass of :class:`Ranks` and a place in :data:`KINDS`. For the engines, the
+penalty and what is above them.
 """
+
+from __future__ import annotations
+
+from torch import nn
+
+from seht.distributed.ddp import DDPRanks
+from seht.distributed.fsdp import FSDPRanks
+from seht.distributed.ranks import LOCAL, Ranks
+
+__all__ = ["KINDS", "LOCAL", "Ranks", "ranks_of", "unwrapped"]
+
+KINDS: list[type[Ranks]] = [FSDPRanks, DDPRanks]
+"""The kinds of wrapper; the first that finds itself in a model is its."""
+
+
+def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:
+    """Who trains the model now; ``before`` is what the last call was told."""
+    for kind in KINDS:
+        found = kind.find(model, before)
+        if found is not None:
+            return found
+    return LOCAL
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers."""
+    for kind in KINDS:
+        model = kind.inner(model)
+    return model

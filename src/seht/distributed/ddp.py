@@ -1,296 +1,173 @@
-"""Past ``DistributedDataParallel``: the passes of a step run inside it, its reducer sees one.
+"""``DistributedDataParallel``: what the ranks of a run have in common, and what not.
 
-DDP prepares its reducer at the end of every forward pass for the backward pass that must follow,
-and that is one too many for each perturbed pass: with ``find_unused_parameters`` it fails, with
-``static_graph=True`` it silently reduces what is no gradient yet. So for the time of a call every
-``DistributedDataParallel.forward`` in this thread, also that of a wrapper the closure captured,
-takes the way around: what comes before the forward pass is done once, the inner module is called,
-and what comes after it is done once more, with the penalised loss in place of the model's outputs.
-The one backward pass that follows is then the one that the reducer was told of.
+The penalised loss of a DDP run is the mean of the ranks' own, each with its own batch and probes,
+as every gradient of DDP is. Two things must be the same everywhere, or a rank would wait for
+another: which layers SEHT-D draws (a step without a penalty costs a third of one with it), and
+whether a step fails. So rank 0's seed is everybody's, the rank counts as a further call of the step
+(:func:`seht.probes.call_seed`), and a value that is not finite on one rank is news for all.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterable, Sequence
-from contextvars import ContextVar, Token
+import math
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _find_tensors
 
+from seht.distributed.detour import Detour, active, joins, told
+from seht.distributed.ranks import Ranks
+from seht.record import NonFiniteError
 from seht.replay.groups import grouped
-from seht.replay.mode import _leave_alone
-from seht.replay.replayer import in_extra_run
-from seht.task import Closure, split
-from seht.tensors.graph import Reached, leaves_of
 
-_current: ContextVar[Detour | None] = ContextVar("seht_detour", default=None)
-_lock = threading.Lock()
-_open = 0
-_forward = DistributedDataParallel.forward
-_PLAIN, _PENALISED, _LOCAL = range(3)
-_COLLECTIVE = ("torch.distributed.nn", "torch.distributed._functional_collectives")
-"""Where PyTorch keeps the collectives that have a gradient."""
+_MASK64 = (1 << 64) - 1
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP: the wrapper itself has neither weights nor outputs of its own."""
-    while isinstance(model, DistributedDataParallel):
-        model = model.module
-    return model
+class DDPRanks(Ranks):
+    """A process group, the wrappers in it that hold the model, and this process's place.
 
+    A wrapper is known if it is a part of the model, if the penalty is called inside it, or once a
+    closure has called it. Nothing is sent to other processes before one is known: a process group
+    may serve something else, and a model that is not wrapped is trained by this process alone.
+    """
 
-def wrappers_in(model: nn.Module) -> list[DistributedDataParallel]:
-    """The wrappers that are parts of a model, or the model itself."""
-    return [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
-
-
-def active() -> DistributedDataParallel | None:
-    """The wrapper whose forward pass we are inside of: a training step that is itself wrapped."""
-    return DistributedDataParallel._active_ddp_module if grouped() else None
-
-
-class Detour:
-    """One call of the penalty in a process group: which wrappers ran, and what they still need."""
-
-    def __init__(
-        self, known: Sequence[DistributedDataParallel] = (), *, lean: bool = False, kind: int = 0
-    ) -> None:
-        self._known = list(known)
-        """Wrappers of the model's weights, whether the closure calls them or not."""
-        self._lean = lean
-        self._kind = kind
-        self._on = grouped()
-        """Without a process group there is no DDP, and all of this does nothing."""
-        self.called: list[DistributedDataParallel] = []
-        self._synced: set[int] = set()
-        self._outputs: list[Any] = []
-        self._own = 0
-        """Collectives that DDP itself started inside the closure."""
+    def __init__(self, model: nn.Module) -> None:
+        self._world = weakref.ref(dist.group.WORLD)
+        self._model = model
+        self._known: list[weakref.ref[DistributedDataParallel]] = []
+        self._agreed = False
+        self.rank, self.size = 0, 1
+        self.meet(m for m in model.modules() if isinstance(m, DistributedDataParallel))
 
     @classmethod
-    def local(cls) -> Detour:
-        """Every pass stays on this rank, and no reducer hears of it."""
-        return cls(kind=_LOCAL)
-
-    def __enter__(self) -> Detour:
-        if self._on:
-            _install(1)
-            self._token: Token[Detour | None] = _current.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._on:
-            _current.reset(self._token)
-            _install(-1)
-
-    def penalise(self) -> None:
-        """From here on the closure runs several times.
-
-        Rank 0's buffers are sent around first, as they would be at the beginning of the forward
-        pass, so that every pass starts from them.
-        """
-        self._kind = _PENALISED
+    def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
+        """In every process group: which wrapper holds the model may be seen in the closure only."""
+        if not grouped():
+            return None
+        found = before if isinstance(before, DDPRanks) and before._lasts(model) else cls(model)
         inside = active()
-        for ddp in self._known:
-            if ddp is inside:  # it has done that itself
-                continue
-            if ddp._check_sync_bufs_pre_fwd() and not joins(ddp):
-                ddp._sync_buffers()
-                self._synced.add(id(ddp))
-
-    def forward(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> Any:
-        """What takes the place of ``ddp.forward``."""
-        first = not in_extra_run() and not any(ddp is known for known in self.called)
-        if first:
-            self.called.append(ddp)
-        if self._kind == _PLAIN:
-            return _forward(ddp, *inputs, **kwargs)
-        _refuse_settings(ddp)
-        if self._kind == _PENALISED and first:
-            inputs, kwargs = self._before(ddp, inputs, kwargs)
-        elif ddp.device_ids:
-            inputs, kwargs = _moved(ddp, inputs, kwargs)
-        output = ddp._run_ddp_forward(*inputs, **kwargs)
-        if ddp.find_unused_parameters and not self._lean and not in_extra_run():
-            self._outputs.append(output)
-        return output
-
-    def _before(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> Any:
-        needed, started = ddp.require_forward_param_sync, collectives()
-        if id(ddp) in self._synced:
-            ddp.require_forward_param_sync = False
-        try:
-            with torch._C.DisableTorchFunction():  # nothing of this is a decision of the model
-                return ddp._pre_forward(*inputs, **kwargs)
-        finally:
-            ddp.require_forward_param_sync = needed
-            self._own += collectives() - started
-
-    def checked(self, closure: Closure) -> Closure:
-        """The closure, with a look at what it does between ranks."""
-        if not self._on:
-            return closure
-
-        def run() -> Any:
-            before = collectives() - self._own
-            output = closure()
-            if in_extra_run() and collectives() - self._own != before and self._in_use():
-                raise RuntimeError(
-                    "the closure communicates between ranks (a gathered batch, a summed loss), and "
-                    "on a penalised step each rank is at weights of its own: compute the loss from "
-                    "this rank's examples, DDP averages the gradients; ask seht.replaying() before "
-                    "a metric is summed over ranks"
-                )
-            if not in_extra_run() and self._in_use():
-                _refuse_graph(split(output)[0])
-            return output
-
-        return run
-
-    def _in_use(self) -> bool:
-        return bool(self._known or self.called or active())
-
-    def finish(self, result: Any) -> Any:
-        """Tell the reducers of the backward pass to come: ``result`` takes the outputs' place."""
-        wrappers = list(self.called) if self._kind == _PENALISED else []
-        for ddp in self._passed_by(result):
-            _refuse_settings(ddp)
-            ddp._pre_forward(None)
-            wrappers.append(ddp)
-        # With their own graph the reducer would go through it once more, and where the centre's
-        # backward pass is ours (``deferred.py``) it is gone by then.
-        tensors = [t for t in _find_tensors(self._outputs) if t.requires_grad]
-        leaves = leaves_of(tensors, 0)[0]
-        outputs = Reached.apply(*leaves) if leaves else None
-        for ddp in wrappers:
-            result, outputs = ddp._post_forward((result, outputs))
-        return result
-
-    def _passed_by(self, result: Any) -> list[DistributedDataParallel]:
-        """Known wrappers that the closure never called although their weights are in the loss."""
-        loss, inside = result[0] if isinstance(result, tuple) else result, active()
-        told = _weights([*self.called, *([] if inside is None else [inside])])
-        rest = [ddp for ddp in self._known if not told & _weights([ddp])]
-        if not rest or not isinstance(loss, Tensor) or not loss.requires_grad:
-            return []
-        leaves = {id(leaf) for leaf in leaves_of([loss], 0)[0]}
-        found = [ddp for ddp in rest if leaves & _weights([ddp])]
-        if len(_weights(found)) < sum(len(_weights([ddp])) for ddp in found):
-            raise RuntimeError(
-                "several DistributedDataParallel wrappers hold the model, and the closure calls "
-                "none of them, so that it is not clear which one averages the gradients; call the "
-                "wrapper in the closure"
-            )
+        found.meet([] if inside is None else [inside])
         return found
 
+    @staticmethod
+    def inner(model: nn.Module) -> nn.Module:
+        """The wrapper has neither weights nor outputs of its own."""
+        while isinstance(model, DistributedDataParallel):
+            model = model.module
+        return model
 
-def _weights(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
-    return {id(p) for ddp in wrappers for p in ddp._module_parameters}
+    def _lasts(self, model: nn.Module) -> bool:
+        """Whether model and group are the same, and not all of the wrappers have gone."""
+        same = model is self._model and self._world() is dist.group.WORLD
+        return same and bool(self.known or not self._known)
 
+    @property
+    def known(self) -> list[DistributedDataParallel]:
+        """The wrappers that are still alive."""
+        return [ddp for ref in self._known if (ddp := ref()) is not None]
 
-def _install(more: int) -> None:
-    """Count the calls that are under way, in every thread: the class has one ``forward``."""
-    global _open
-    with _lock:
-        _open += more
-        DistributedDataParallel.forward = _detoured if _open else _forward  # type: ignore[method-assign]
+    def meet(self, wrappers: Iterable[DistributedDataParallel]) -> None:
+        """Remember those that hold weights of the model."""
+        for ddp in wrappers:
+            if self._holds(ddp) and not any(ddp is other for other in self.known):
+                self._known.append(weakref.ref(ddp))
 
+    def _holds(self, ddp: DistributedDataParallel) -> bool:
+        own = {id(p) for p in self._model.parameters()}
+        return any(id(p) in own for p in ddp._module_parameters)
 
-def _detoured(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-    detour = _current.get()
-    if detour is None:  # another thread's
-        return _forward(self, *inputs, **kwargs)
-    return detour.forward(self, inputs, kwargs)
+    # --- numbers ------------------------------------------------------------------------------
 
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value, once a wrapper is known."""
+        found, known = [value], self._all_there()
+        if known:
+            group = known[0].process_group
+            first = dist.get_global_rank(group, 0)
+            dist.broadcast_object_list(found, src=first, group=group, device=known[0].device)
+        return found[0]
 
-def told(ddp: DistributedDataParallel, loss: Any) -> Any:
-    """A loss to differentiate *inside* the wrapper's forward pass, its reducer told of it now.
+    def mean(self, values: Tensor) -> Tensor:
+        """The ranks' average, once a wrapper is known."""
+        known = self._all_there()
+        if not known:
+            return values
+        group = known[0].process_group
+        total = values.detach().to(known[0].device, torch.float64, copy=True)
+        dist.all_reduce(total, group=group)
+        return (total / dist.get_world_size(group)).to(values)
 
-    The wrapper itself would do so when the pass ends, for a backward pass that has been then.
-    """
-    result, frame = ddp._post_forward(loss), sys._getframe()
-    while frame.f_back is not None and frame.f_code is not _forward.__code__:
-        frame = frame.f_back
+    def _all_there(self) -> list[DistributedDataParallel]:
+        """The known wrappers; none where ranks may run out of batches, and miss what we send."""
+        known = self.known
+        return [] if any(joins(ddp) for ddp in known) else known
 
-    def over(output: Any) -> Any:
-        del ddp.__dict__["_post_forward"]
-        same = sys._getframe(1) is frame  # or that pass has failed, and this is another
-        return output if same else ddp._post_forward(output)
-
-    ddp.__dict__["_post_forward"] = over
-    return result
-
-
-def joins(ddp: DistributedDataParallel) -> bool:
-    """Whether ranks may run out of batches (``with ddp.join():``), and miss what we send."""
-    return bool(ddp._join_config.enable)
-
-
-def collectives() -> int:
-    """How many collectives this process has started, in every group."""
-    groups: Iterable[Any] = dist.distributed_c10d._world.pg_map if grouped() else ()
-    return sum(group._get_sequence_number_for_group() for group in groups)
-
-
-def _moved(ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> Any:
-    """The inputs on the wrapper's device, where it would put them itself."""
-    from torch.distributed.utils import _to_kwargs
-
-    assert ddp.device_ids
-    device = torch.device(ddp.device_type, ddp.device_ids[0])
-    moved = _to_kwargs(inputs, kwargs, device, ddp.use_side_stream_for_tensor_copies)
-    return (moved[0][0], moved[1][0]) if moved[0] else ((), {})
-
-
-def _refuse_settings(ddp: DistributedDataParallel) -> None:
-    if getattr(ddp, "mixed_precision", None) is not None:
-        raise RuntimeError(
-            "DistributedDataParallel(mixed_precision=...) computes with low-precision copies of "
-            "the weights, which a small step does not move; leave it out and use torch.autocast"
-        )
-
-
-def _refuse_graph(loss: Any) -> None:
-    """Refuse a loss whose nested gradients would start what only its backward pass should."""
-    seen: set[Any] = set()
-    stack = [loss.grad_fn] if isinstance(loss, Tensor) else []
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "_forward_cls"):
-            _refuse_node(node, node._forward_cls)
-        stack.extend(parent for parent, _ in node.next_functions)
-
-
-def _refuse_node(node: Any, made_by: Any) -> None:
-    if made_by.__name__ == "_DDPSink":
-        ddp = node.ddp_weakref()
-        if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
+    def seed(self, seed: int, calls: int) -> int:
+        """Rank 0's seed; the ranks must be at the same call."""
+        known = self.known
+        if self._agreed or not known:
+            return seed
+        ddp = known[0]
+        group = ddp.process_group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        mine = torch.tensor([_signed(seed), calls], dtype=torch.int64, device=ddp.device)
+        all_ = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(all_, mine, group=group)
+        rows = torch.stack(all_).tolist()
+        counts = [row[1] for row in rows]
+        if len(set(counts)) > 1:
             raise RuntimeError(
-                "outputs of a DistributedDataParallel(static_graph=True) that was called before "
-                "the closure reach the loss, and the gradients taken inside a penalised step would "
-                "set off its reduction; call the wrapper inside the closure"
+                f"the ranks are at different calls of the penalty ({counts}); load states that "
+                "were saved at the same step, or rank 0's state on every rank"
             )
-    elif made_by.__module__.startswith(_COLLECTIVE):
-        raise RuntimeError(
-            f"the loss depends on other ranks ({made_by.__name__}), and on a penalised step each "
-            "rank is at weights of its own; compute it from this rank's examples, DDP averages "
-            "the gradients"
-        )
+        self._agreed = True
+        return int(rows[0][0]) & _MASK64
+
+    def reset(self) -> None:
+        """Ask again."""
+        self._agreed = False
+
+    def number(self, call: int) -> int:
+        """The ranks' calls one after the other."""
+        return call * self.size + self.rank
+
+    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
+        """One number per penalised step."""
+        known = self._all_there()
+        if not self._agreed or not known:
+            return
+        own = 2 if not math.isfinite(loss) else int(not math.isfinite(trace))
+        worst = torch.tensor([own], device=known[0].device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=known[0].process_group)
+        found = int(worst.item())
+        if found > own and (found == 2 or raising):
+            what = "loss" if found == 2 else "trace estimate"
+            raise NonFiniteError(
+                f"the {what} of another rank is not finite at step {step}, and this rank stops "
+                "with it; that rank's message says what to do"
+            )
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def call(self, *, lean: bool) -> Detour:
+        """The way past the wrappers, those included that the closure will show us."""
+        return Detour(self.known, lean=lean, meet=self.meet)
+
+    def aside(self) -> Detour:
+        """Past the wrappers, and without a word to their reducers."""
+        return Detour.local()
+
+    def told(self, loss: Any) -> Any:
+        """Inside the forward pass of a wrapper its reducer hears of the backward pass now."""
+        inside = active()
+        return told(inside, loss) if inside is not None and self._holds(inside) else loss
 
 
-# ``torch.compile(ddp)`` meets these in place of DDP's own, which the compiler knows to pass over.
-for _function in (
-    Detour._before, in_extra_run, collectives, _moved, _refuse_settings,
-):  # fmt: skip
-    _leave_alone(_function)
-_leave_alone(_detoured, calls=False)  # these two call the model
-_leave_alone(Detour.forward, calls=False)
+def _signed(seed: int) -> int:
+    """A seed as the int64 that has its bits; only these count (:func:`seht.probes.mix`)."""
+    seed &= _MASK64
+    return seed - (1 << 64) if seed >> 63 else seed

@@ -15,65 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.distributed.fsdp import Shards
-from seht.operators.rules import KeepGraph
-from seht.precision.half_weights import HALVES
+from seht.distributed.shards import Shards
 from seht.replay.passes import Passes
 from seht.replay.weights import Weights, step_size
 from seht.task import Directions, Task, report_unused
-from seht.tensors.dtensors import is_dtensor, local, place
+from seht.tensors.dtensors import is_dtensor, like, local, place
 from seht.tensors.gradients import Gradient, dense, real, stride_of
 from seht.tensors.graph import Take, coarsest, handed_out, leaves_of, refuse_older
-
-
-def refuse_forms(
-    engine: str, estimator: object, *, lean: bool, free: bool = False, elsewhere: bool = False
-) -> None:
-    """Refuse what a sharded model does not have, and name what it has."""
-    sharded = "the model is sharded by fully_shard, "
-    if engine != "difference":
-        raise RuntimeError(
-            f"{sharded}through which engine={engine!r} cannot differentiate twice; leave engine= "
-            "out and call penalty.backward(closure)"
-        )
-    if getattr(estimator, "per_sample", False):
-        raise RuntimeError(
-            f"{sharded}and estimator='seht-s' needs whole weights; use estimator='seht-h'"
-        )
-    if free:
-        raise RuntimeError(f"{sharded}which kinks='free' does not know; leave kinks= out")
-    if elsewhere:
-        raise RuntimeError(
-            f"{sharded}where on= has no form; leave it out, and use every= for a cheaper penalty"
-        )
-    if not lean:
-        raise RuntimeError(
-            f"{sharded}whose weights are gathered anew in a backward pass that comes later; call "
-            "penalty.backward(closure) in place of penalty(closure) and loss.backward()"
-        )
-
-
-@contextmanager
-def refuse_kept() -> Iterator[None]:
-    """Refuse a closure that needs the centre's graph after its pass."""
-    try:
-        yield
-    except KeepGraph:
-        raise RuntimeError(
-            "the model is sharded by fully_shard, whose graph serves one backward pass at once; "
-            "remove backward hooks inside the network, and gradients that the closure takes "
-            "itself, on penalised steps"
-        ) from None
-
-
-def refuse_half(weights: dict[str, Tensor]) -> None:
-    """Shards have no float32 copies."""
-    for name, w in weights.items():
-        if w.dtype in HALVES:
-            raise TypeError(
-                f"{name} is {w.dtype}, and shards have no float32 copies; keep the weights of a "
-                "sharded model in float32"
-            )
 
 
 class ShardedWeights(Weights):
@@ -191,6 +139,11 @@ class ShardedPasses(Passes):
         found = super().pull_along(sigma, *args, **options)
         return {name: g * self.shards.share(self.used[name]) for name, g in found.items()}
 
+    @property
+    def own(self) -> Tensor:
+        """This rank's own loss."""
+        return self.loss.detach()
+
     def over_ranks(self, value: Tensor, loss: Tensor, *, partial: bool) -> tuple[Tensor, Tensor]:
         """The trace and the loss of all ranks; ``partial`` values are summed, others averaged."""
         if partial:
@@ -224,7 +177,7 @@ class ShardedPasses(Passes):
         """The same with ``DTensor`` gradients for the shards."""
         with torch.no_grad():
             parts = [
-                None if g is None else self.shards.like(g, leaf)
+                None if g is None else like(g, leaf)
                 for g, leaf in zip(total, self.leaves, strict=False)
             ]
         return handed_out(value, parts, self.leaves[: len(parts)])

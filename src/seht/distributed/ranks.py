@@ -1,165 +1,130 @@
-"""Several processes, one model: what the ranks of a DDP run have in common, and what not.
+"""The interface of ranks: what the penalty and the engines ask of several processes.
 
-The penalised loss of a DDP run is the mean of the ranks' own, each with its own batch and probes,
-as every gradient of DDP is. Two things must be the same everywhere, or a rank would wait for
-another: which layers SEHT-D draws (a step without a penalty costs a third of one with it), and
-whether a step fails. So rank 0's seed is everybody's, the rank counts as a further call of the step
-(:func:`seht.probes.call_seed`), and a value that is not finite on one rank is news for all.
+They are given a :class:`Ranks`, ask it, and never ask which it is. As it stands it answers for one
+process alone; a kind of wrapper (``ddp.py``, ``fsdp.py``) overrides what is different there.
 """
 
 from __future__ import annotations
 
-import gc
-import math
-import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
-from seht.distributed import ddp as wrappers
-from seht.distributed.ddp import Detour, joins
-from seht.record import NonFiniteError
-from seht.replay.groups import grouped
+from seht.replay.passes import Passes
+from seht.task import Closure, Task
 
-_MASK64 = (1 << 64) - 1
+
+class Call:
+    """One call of the penalty: what is to be done around it, before it and after it."""
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing of the call stays."""
+
+    def checked(self, closure: Closure) -> Closure:
+        """The closure, with a look at what it does between ranks."""
+        return closure
+
+    def penalise(self) -> None:
+        """From here on the closure runs several times."""
+
+    def finish(self, result: Any) -> Any:
+        """What the call returns, ready for the one backward pass to come."""
+        return result
 
 
 class Ranks:
-    """Which DDP wrappers hold the model, and this process's place among their ranks.
+    """The processes that train one model together, seen from one of them."""
 
-    Nothing is sent to other processes before a wrapper is known: a process group may serve
-    something else, and a model that is not wrapped is trained by this process alone.
-    """
+    keeps_graphs = True
+    """Whether a graph can be differentiated later, and more than once."""
 
-    def __init__(self) -> None:
-        self._forget()
+    @classmethod
+    def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
+        """These ranks, if the model is wrapped for them now; refuses what cannot be probed.
 
-    def _forget(self) -> None:
-        self._world: weakref.ref[Any] | None = None
-        self._known: list[weakref.ref[DistributedDataParallel]] = []
-        self._shared = False
-        self.rank, self.size = 0, 1
+        ``before`` is what the last call found: it goes on where nothing has changed.
+        """
+        return None
+
+    @staticmethod
+    def inner(model: nn.Module) -> nn.Module:
+        """The model inside a wrapper that has neither weights nor outputs of its own."""
+        return model
 
     def __reduce__(self) -> Any:
-        """A copy finds its own wrappers."""
+        """Copies and pickles of a penalty find their own."""
         return Ranks, ()
 
-    @property
-    def known(self) -> list[DistributedDataParallel]:
-        """The wrappers that are still alive."""
-        return [ddp for ref in self._known if (ddp := ref()) is not None]
+    # --- refusals -----------------------------------------------------------------------------
 
-    def look(self, model: nn.Module) -> None:
-        """Find the wrappers: on the first call in a process group, or where all have gone."""
-        if not grouped():
-            if self._world is not None:
-                self._forget()
-            return
-        world = dist.group.WORLD
-        if self._world is None or self._world() is not world:
-            self._forget()
-            self._world = weakref.ref(world)
-        elif not self._known or self.known:
-            inside = wrappers.active()
-            if inside is not None:
-                self.meet([inside], model)
-            return
-        self._known = [weakref.ref(ddp) for ddp in find(model)]
+    def need_whole(self, what: str) -> None:
+        """Refuse ``what`` where weights are not whole on each rank."""
 
-    def meet(self, called: list[DistributedDataParallel], model: nn.Module) -> None:
-        """Remember wrappers of the model that were not there before."""
-        known = self.known
-        for ddp in called:
-            if not any(ddp is other for other in known) and _hold(ddp, model):
-                self._known.append(weakref.ref(ddp))
+    def settle(
+        self, engine: str, estimator: object, *, lean: bool, free: bool, elsewhere: bool
+    ) -> None:
+        """Before every call, plain or penalised: refuse what is not possible here, at the first
+        call and not at the end of the warm-up.
+        """
 
-    def share(self, seed: int, calls: int) -> int:
-        """Rank 0's seed, asked for once; before the layers are drawn, as that must not differ."""
-        known = self.known
-        if self._shared or not known:
-            return seed
-        ddp = known[0]
-        group = ddp.process_group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        mine = torch.tensor([_signed(seed), calls], dtype=torch.int64, device=ddp.device)
-        all_ = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(all_, mine, group=group)
-        rows = torch.stack(all_).tolist()
-        counts = [row[1] for row in rows]
-        if len(set(counts)) > 1:
-            raise RuntimeError(
-                f"the ranks are at different calls of the penalty ({counts}); load states that "
-                "were saved at the same step, or rank 0's state on every rank"
-            )
-        self._shared = True
-        return int(rows[0][0]) & _MASK64
+    # --- numbers ------------------------------------------------------------------------------
+
+    def agree(self, value: Any) -> Any:
+        """What the first rank has, on every rank."""
+        return value
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The average over all ranks of a few numbers. Every rank must ask, outside of a pass."""
+        return values
+
+    def seed(self, seed: int, calls: int) -> int:
+        """The first rank's seed, asked for once, before layers are drawn."""
+        return seed
 
     def reset(self) -> None:
-        """Ask again: the seed has been replaced."""
-        self._shared = False
+        """The seed has been replaced: ask again."""
 
     def number(self, call: int) -> int:
-        """The place of this rank's call among all those of the step."""
-        return call * self.size + self.rank
+        """The place of this rank's call among all those of the step: each has its own probes."""
+        return call
 
-    def detour(self, *, lean: bool) -> Detour:
-        """The way past the wrappers."""
-        return Detour(self.known, lean=lean)
-
-    def told(self, loss: Any, model: nn.Module) -> Any:
-        """The loss, ready to be differentiated inside the forward pass of a wrapper."""
-        inside = wrappers.active()
-        if inside is None or not _hold(inside, model):
-            return loss
-        return wrappers.told(inside, loss)
+    def noted(self, loss: Tensor) -> Tensor:
+        """What is recorded as the loss of a plain step."""
+        return loss
 
     def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
         """Raise here what another rank is about to raise: it would be waited for in vain."""
-        known = self.known
-        if not self._shared or not known or any(joins(ddp) for ddp in known):
-            return
-        own = 2 if not math.isfinite(loss) else int(not math.isfinite(trace))
-        worst = torch.tensor([own], device=known[0].device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group=known[0].process_group)
-        found = int(worst.item())
-        if found > own and (found == 2 or raising):
-            what = "loss" if found == 2 else "trace estimate"
-            raise NonFiniteError(
-                f"the {what} of another rank is not finite at step {step}, and this rank stops "
-                "with it; that rank's message says what to do"
-            )
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def call(self, *, lean: bool) -> Call:
+        """Around one call of the penalty."""
+        return Call()
+
+    def aside(self) -> Call:
+        """Around an estimate that stays on this rank, and that no other rank hears of."""
+        return Call()
+
+    def told(self, loss: Any) -> Any:
+        """The loss, ready to be differentiated at once: a wrapped training step calls us."""
+        return loss
+
+    # --- for the engines ----------------------------------------------------------------------
+
+    @contextmanager
+    def estimating(self, weights: dict[str, Tensor]) -> Iterator[None]:
+        """Around one estimate: refuses weights that cannot be moved, and cleans up if it fails."""
+        yield
+
+    def passes(self, task: Task, **options: Any) -> Passes:
+        """The passes of a difference estimate."""
+        return Passes(task, **options)
 
 
-def find(model: nn.Module) -> list[DistributedDataParallel]:
-    """The wrappers inside the model, or else those around it, in the order of its weights.
-
-    A module does not know what it is wrapped in, so all living objects are asked (some 50 ms,
-    once): with the inner module in its hands the penalty would otherwise find out when the closure
-    runs, and the layers have been drawn by then.
-    """
-    found = wrappers.wrappers_in(model)
-    if not found:
-        living = gc.get_objects()
-        kinds = {kind for kind in set(map(type, living)) if DistributedDataParallel in kind.__mro__}
-        found = [each for each in living if type(each) in kinds] if kinds else []
-    places = {id(p): i for i, p in enumerate(model.parameters())}
-    held = [(ddp, [places[id(p)] for p in _weights(ddp) if id(p) in places]) for ddp in found]
-    return [ddp for ddp, at in sorted(held, key=lambda pair: pair[1]) if at]
-
-
-def _weights(ddp: DistributedDataParallel) -> list[Any]:
-    return getattr(ddp, "_module_parameters", [])  # none in one whose construction failed
-
-
-def _hold(ddp: DistributedDataParallel, model: nn.Module) -> bool:
-    own = {id(p) for p in model.parameters()}
-    return any(id(p) in own for p in _weights(ddp))
-
-
-def _signed(seed: int) -> int:
-    """A seed as the int64 that has its bits; only these count (:func:`seht.probes.mix`)."""
-    seed &= _MASK64
-    return seed - (1 << 64) if seed >> 63 else seed
+LOCAL = Ranks()
+"""One process alone."""

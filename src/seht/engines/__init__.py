@@ -11,23 +11,51 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
+from seht.distributed import LOCAL, Ranks
 from seht.engines.autograd import AutogradEngine, refuse_compiled
 from seht.engines.difference import DifferenceEngine
 from seht.engines.forward_only import replicates
 from seht.engines.step_size import START
 from seht.estimators import unknown
-from seht.task import Engine
+from seht.task import Estimate, Task
 
 __all__ = [
     "ENGINES",
     "START",
+    "Engine",
     "engine_options",
     "make_engine",
     "refuse_compiled",
     "replicates",
 ]
+
+
+class Engine(Protocol):
+    """Computes the estimate of a task."""
+
+    name: str
+
+    def estimate(
+        self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
+    ) -> Estimate:
+        """Run the closure and return loss and trace; ``ranks`` are those of the task's model.
+
+        ``lean`` asks for ``total`` instead of a waiting graph, where the engine has that form;
+        ``watch`` lets it check itself every so often.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned."""
+
+    def back(self) -> Callable[[], None]:
+        """The way back to what it knows now, for a step that fails."""
+
 
 ENGINES: dict[str, type[AutogradEngine] | type[DifferenceEngine]] = {
     "autograd": AutogradEngine,

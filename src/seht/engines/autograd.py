@@ -30,8 +30,7 @@ from torch.utils.checkpoint import CheckpointError
 from seht.curvature.boundary import Boundary
 from seht.curvature.flat_losses import NotTwice, look, make_of, twice
 from seht.curvature.output_curvature import slope
-from seht.distributed.fsdp import find as find_shards
-from seht.distributed.fsdp_passes import refuse_forms
+from seht.distributed import LOCAL, Ranks
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
@@ -88,14 +87,14 @@ class AutogradEngine:
         self._looked: set[frozenset[str]] = set()
         """For the Gauss-Newton trace: the makes of loss whose curvature was looked at."""
 
-    def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
+    def estimate(
+        self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
+    ) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
         refuse_scripted(task.model, self.name)
         refuse_parallel(task.model)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
-        if find_shards(task.model) is not None:
-            refuse_forms(self.name, task.estimator, lean=lean)
         with (
             torch.inference_mode(False),
             torch.enable_grad(),

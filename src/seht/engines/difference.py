@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.distributed.fsdp import find as find_shards
-from seht.distributed.fsdp_passes import ShardedPasses, refuse_forms, refuse_half, refuse_kept
+from seht.distributed import LOCAL, Ranks
 from seht.engines.draw_steps import Draws
 from seht.engines.free import noise_stability
 from seht.engines.gauss_newton import gauss_newton
@@ -82,7 +80,9 @@ class DifferenceEngine:
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
-    def estimate(self, task: Task, *, lean: bool = False, watch: bool = False) -> Estimate:
+    def estimate(
+        self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
+    ) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
         refuse_scripted(task.model, self.name)
         refuse_parallel(task.model)
@@ -91,18 +91,13 @@ class DifferenceEngine:
             raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
         if free and task.per_sample:
             raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
-        shards = find_shards(task.model)
-        if shards is not None:
-            refuse_forms(self.name, task.estimator, lean=lean, free=free)
-            refuse_half(task.weights)
-            shards.refuse_partial()
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             uninterrupted(),
             alone(task.weights.values()),
             own_gradients(),
-            nullcontext() if shards is None else shards.cleaned(),
+            ranks.estimating(task.weights),
             prepared(task, self.precision) as (task, precision),
         ):
             if free and self.steps.kappa is None and task.weight > 0:
@@ -114,12 +109,12 @@ class DifferenceEngine:
                 return noise_stability(task, precision)
             plan = StepPlan(task, self.steps, self.draws, check=watch and not free)
             watch = plan.check
-            prefix = not watch and not free and _pays(task) and shards is None
+            prefix = not watch and not free and _pays(task) and ranks.keeps_graphs
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
             held = getattr(task.estimator, "coupling", None) == "frozen"
-            lean = lean and not prefix and (not task.skip or shards is not None) and not held
-            if shards is None:
-                lean = lean and not self._whole and not hooks_of([task.model])
+            lean = lean and not prefix and not held
+            if ranks.keeps_graphs:
+                lean = lean and not task.skip and not self._whole and not hooks_of([task.model])
             options: dict[str, Any] = {
                 "frozen": not free,
                 "prefix": prefix,
@@ -128,15 +123,11 @@ class DifferenceEngine:
                 "precision": precision,
                 "types": True,
             }
-            if shards is not None:
-                with refuse_kept():
-                    passes: Passes = ShardedPasses(task, shards, lean=lean, **options)
-            else:
-                try:
-                    passes = Passes(task, lean=lean, **options)
-                except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
-                    lean, self._whole = False, True
-                    passes = Passes(task, **options)
+            try:
+                passes = ranks.passes(task, lean=lean, **options)
+            except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
+                lean, self._whole = False, True
+                passes = ranks.passes(task, **options)
             if passes.hooked and held:
                 raise ValueError(
                     "coupling='frozen' sends its gradient through the network's own graph, where "
@@ -158,7 +149,7 @@ class DifferenceEngine:
                 else:
                     found = hessian(passes, plan, lean=lean)
         found.commit = precision.committing(passes.commit)
-        found.own = None if shards is None else passes.loss.detach()
+        found.own = passes.own
         found.shared = passes.shared
         found.output = precision.given_out(found.output)
         if not task.differentiable:

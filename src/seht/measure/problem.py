@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes
-from seht.distributed.fsdp import refuse_sharded
+from seht.distributed import ranks_of
 from seht.functional import check_curvature
 from seht.measure.data import MICRO_BATCH, Batches, cut
 from seht.measure.keep import untouched
@@ -152,7 +152,7 @@ def make_problem(
     check_curvature(curvature)
     if params is not None and not callable(params) and not isinstance(params, str):
         params = tuple(params)  # a generator would be empty the next time
-    refuse_sharded(model, "seht.measure")
+    ranks_of(model).need_whole("seht.measure")
     chosen = probes.choose(model, params)
     for name, tensor in chosen.tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64):

@@ -250,7 +250,12 @@ class Passes(Centre):
         with self.at(None):  # the lean form has dropped that graph
             return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
 
-    # What is different where the weights lie on several ranks (``sharded.py``).
+    # What is different where the weights lie on several ranks (``fsdp_passes.py``).
+
+    @property
+    def own(self) -> Tensor | None:
+        """This rank's own loss, where the estimate's is that of all ranks."""
+        return None
 
     def over_ranks(self, value: Tensor, loss: Tensor, *, partial: bool) -> tuple[Tensor, Tensor]:
         """The trace and the loss of all ranks: there is one."""

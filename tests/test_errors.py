@@ -9,6 +9,8 @@ from helpers import Snapshot, batch, closure_of, every_engine, network, own_stat
 from torch import nn
 
 import seht
+from seht import cli
+from seht.errors import unknown
 
 WEIGHT = 0.01
 
@@ -268,3 +270,25 @@ def test_compiled_and_scripted_modules_with_the_autograd_engine(wrap):
     with pytest.raises(RuntimeError, match=f"{wrap}.*pass the "):
         penalty(closure_of(model))
     assert penalty.step == 0
+
+
+# --- names that nobody knows ------------------------------------------------------------------
+
+
+def test_a_short_list_of_names_is_told_whole_and_a_long_one_by_its_nearest():
+    assert unknown("engine", "autgrad", ["autograd", "difference"]) == (
+        "unknown engine 'autgrad'; did you mean 'autograd'? (known: autograd, difference)"
+    )
+    fields = [f"--part{i}.option-{j}" for i in range(8) for j in range(8)]
+    said = unknown("option", "--part3.opton-5", fields)
+    assert "did you mean '--part3.option-5'? (the nearest of 64: --part3.option-5, " in said
+    assert len(said) < 300
+    assert "did you mean" not in unknown("option", "xyz", fields)
+
+
+def test_a_misspelt_option_of_the_lab_is_answered_in_a_line_that_can_be_read(capsys):
+    pytest.importorskip("lightning_fabric")
+    assert cli.main(["train", "digits", "--epcohs", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean '--epochs'" in said
+    assert len(said) < 320

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import seht
-from seht.guards import PenaltyWarning
+from seht.errors import PenaltyWarning
 from seht.schedule import Schedule
 
 x, y = torch.randn(8, 4), torch.arange(8) % 3

@@ -6,16 +6,13 @@
 
 from seht.check import CheckReport, check
 from seht.curvature.boundary import boundary
+from seht.errors import ExampleError, KinkError, NonFiniteError, PenaltyWarning, UnrepeatableError
 from seht.estimators import Estimator, SehtD, SehtH, SehtS
 from seht.functional import exact_trace, hessian_trace, loss_and_trace
-from seht.guards import PenaltyWarning
 from seht.operators import register_kink
-from seht.operators.rules import KinkError
 from seht.penalty import HessianTrace
-from seht.persample.errors import ExampleError
-from seht.record import NonFiniteError, StepRecord
+from seht.record import StepRecord
 from seht.replay.replayer import replaying
-from seht.replay.witness import UnrepeatableError
 
 from seht import measure  # isort: skip
 

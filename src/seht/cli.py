@@ -18,7 +18,7 @@ from seht import extras
 from seht.commands import outputs
 from seht.commands.check import add_check
 from seht.commands.measure import add_measure
-from seht.commands.targets import UsageError
+from seht.errors import UsageError
 from seht.lab.commands.bench import add_bench
 from seht.lab.commands.compare import add_compare
 from seht.lab.commands.report import add_report

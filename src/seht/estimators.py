@@ -17,7 +17,6 @@ Any object with these members is an estimator; ``HessianTrace(estimator=...)`` t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
+from seht.errors import unknown
 
 _DISTRIBUTIONS = ("rademacher", "gaussian")
 _COUPLINGS = ("refuse", "own", "frozen")
@@ -240,13 +240,6 @@ def make(
                 raise ValueError(f"{option} is an option of {_names(others)}, not of {estimator}")
             raise ValueError(f"{estimator}: {unknown('option', option, [*known, *beside])}")
     return cls(**options)
-
-
-def unknown(what: str, given: object, known: Any) -> str:
-    """An error message that suggests what may have been meant."""
-    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {given!r}{hint} (known: {_names(known)})"
 
 
 def _names(items: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
+from seht.errors import MissingExtraError
+
 PACKAGES: dict[str, tuple[str, ...]] = {
     "measure": ("jinja2", "matplotlib", "scipy"),
     "lab": (
@@ -25,10 +27,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "crosscheck": ("curvlinops", "hessian_eigenthings", "pyhessian"),
 }
 """What each extra brings, by the names that are imported."""
-
-
-class MissingExtraError(ImportError):
-    """A package of an extra is not installed."""
 
 
 def need(extra: str, what: str, *names: str) -> None:

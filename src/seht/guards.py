@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from seht.errors import PenaltyWarning
+
 _DECAY = 0.95  # a memory of some twenty penalised steps
 _LEAST = 20  # estimates before the guard says anything
 _ERRORS = 5
@@ -20,10 +22,6 @@ _ERRORS = 5
 would warn in nearly every run of 10,000 steps whose traces scatter around 0, and in half of those
 whose mean is a tenth of their scatter; 5 does so in less than 1 % of them if the scatter is
 normal (more often if it is strongly skewed)."""
-
-
-class PenaltyWarning(UserWarning):
-    """The penalty does something its user should know of."""
 
 
 def warn(message: str) -> None:

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NoReturn
 
-
-class NonFiniteError(RuntimeError):
-    """The loss or the estimate is not finite."""
+from seht.errors import NonFiniteError
 
 
 @dataclass(frozen=True)

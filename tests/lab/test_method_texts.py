@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from training import IMAGE, TEXT, Trainer
 
-from seht.guards import PenaltyWarning
+from seht.errors import PenaltyWarning
 from seht.lab.methods import METHODS
 from seht.lab.methods.parse import options, parse, split_list
 

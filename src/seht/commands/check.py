@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from seht.commands.numbers import SEED, whole
-from seht.commands.targets import UsageError, call_target, describe
+from seht.commands.targets import call_target, describe
+from seht.errors import UsageError
 
 CHECK = """\
 Compare each engine's Hessian-trace penalty with differences of ordinary gradients, on a float64

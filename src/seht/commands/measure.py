@@ -7,7 +7,8 @@ from typing import Any
 
 from seht import extras
 from seht.commands.numbers import COUNT, SEED, real, whole
-from seht.commands.targets import UsageError, call_target, find_target
+from seht.commands.targets import call_target, find_target
+from seht.errors import UsageError
 
 MEASURE = """\
 How flat is a model? The trace of the Hessian of its loss over a data set, with its error; layers,

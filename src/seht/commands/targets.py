@@ -8,9 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-
-class UsageError(Exception):
-    """Something the user can put right, said in one line."""
+from seht.errors import UsageError
 
 
 def call_target(target: str) -> Any:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seht.distributed.detour import Detour, active, joins, told
 from seht.distributed.ranks import Ranks
-from seht.record import NonFiniteError
+from seht.errors import NonFiniteError
 from seht.replay.groups import grouped
 
 _MASK64 = (1 << 64) - 1

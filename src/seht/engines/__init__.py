@@ -19,7 +19,7 @@ from seht.engines.autograd import AutogradEngine, refuse_compiled
 from seht.engines.difference import DifferenceEngine
 from seht.engines.forward_only import replicates
 from seht.engines.step_size import START
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.task import Estimate, Task
 
 __all__ = [

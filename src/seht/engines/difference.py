@@ -34,7 +34,7 @@ from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
 from seht.engines.step_size import StepControl
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory
 from seht.precision.policy import check_precision, prepared

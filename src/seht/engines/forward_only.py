@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.curvature.output_curvature import Curvature
 from seht.engines.step_size import START
+from seht.errors import ExampleError
 from seht.estimators import Estimator, SehtS
 from seht.operators.affine import Affine, NotAffine
-from seht.persample.errors import ExampleError
 from seht.persample.memory import Memory
 from seht.precision.half_weights import HALVES
 from seht.precision.tf32 import unshortened

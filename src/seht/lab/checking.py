@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab import config
 from seht.lab.config import DataConfig, Recipe
 from seht.lab.optimizers import OPTIMIZERS

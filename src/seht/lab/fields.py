@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from seht.commands.numbers import as_real, as_whole, shown
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab import config
 from seht.lab.checking import check
 from seht.lab.config import Recipe

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from seht.estimators import unknown
+from seht.errors import unknown
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from seht.errors import NonFiniteError
 from seht.lab import checkpoint, ending
 from seht.lab.config import Recipe
 from seht.lab.ending import DivergedError, measures
@@ -29,7 +30,6 @@ from seht.lab.schedule import rate
 from seht.lab.spectrum import EXAMPLES, spectrum
 from seht.lab.training import Training, repeatable
 from seht.lab.trials import SAVE_EVERY
-from seht.record import NonFiniteError
 
 LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab.config import OptimConfig
 
 SCHEDULES = ("cosine", "onecycle", "steps", "plateau", "constant")

@@ -4,7 +4,7 @@ Every function takes ``(model, loss_fn, data)``, ``loss_fn(model, batch)`` being
 batch, returns a frozen record that carries its error, and leaves the model as it was.
 """
 
-from seht.extras import MissingExtraError
+from seht.errors import MissingExtraError
 from seht.measure.bound import BoundResult, bound
 from seht.measure.density import DensityResult, density
 from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.extras import need
 from seht.measure.data import check_count
 from seht.measure.density import lanczos

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines import replicates
+from seht.errors import ExampleError
 from seht.estimators import SehtH, SehtS
 from seht.measure.problem import Problem
-from seht.persample.errors import ExampleError
 from seht.persample.memory import Memory
 from seht.tensors.trees import mapped
 

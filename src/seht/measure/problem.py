@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from seht import probes
 from seht.distributed import ranks_of
+from seht.errors import NonFiniteError
 from seht.functional import check_curvature
 from seht.measure.data import MICRO_BATCH, Batches, cut
 from seht.measure.keep import untouched
-from seht.record import NonFiniteError
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.weights import norm
 from seht.task import check_loss, split

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.measure.bound import BoundResult, bound
 from seht.measure.density import DensityResult, density
 from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues

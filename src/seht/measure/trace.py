@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seht import probes as draw
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.functional import check_seed
 from seht.measure.data import MICRO_BATCH, Batches, check_count, is_batch
 from seht.measure.keep import untouched

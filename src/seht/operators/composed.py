@@ -6,7 +6,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from seht.operators.rules import KinkError, Rule, depends
+from seht.errors import KinkError
+from seht.operators.rules import Rule, depends
 
 
 def composed(build: Callable[..., Any], when: Callable[..., bool] | None = None) -> Rule:

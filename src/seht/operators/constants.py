@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seht.errors import KinkError
 from seht.operators.orders import refuse_wrong
-from seht.operators.rules import KeepGraph, KinkError, Rule, first
+from seht.operators.rules import KeepGraph, Rule, first
 from seht.tensors.hooks import heard_anyway, unheard
 from seht.tensors.layouts import duplicate
 

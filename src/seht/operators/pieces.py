@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.errors import KinkError
 from seht.operators.bits import masked, pack
-from seht.operators.rules import KinkError, Rule, first, write_back
+from seht.operators.rules import Rule, first, write_back
 from seht.tensors.graph_need import kept_graph
 from seht.tensors.layouts import laid_out, layout_of
 from seht.tensors.modulus import MODULI, modulus

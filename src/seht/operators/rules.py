@@ -24,10 +24,6 @@ Record = Callable[[TorchFunctionMode, Any, Any, Any], tuple[Any, Any]]
 Replay = Callable[[TorchFunctionMode, Any, Any, Any, Any], Any]
 
 
-class KinkError(RuntimeError):
-    """An operation has a kink that the difference engine cannot freeze."""
-
-
 class KeepGraph(Exception):
     """The lean form has to keep the centre's graph, because the closure itself uses it."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from seht.errors import ExampleError
+
 COMPILED = (
     "estimator='seht-s' sees a model operation by operation, and a compiled one hides them; "
     "pass the model as it was before torch.compile, or use estimator='seht-h'"
@@ -13,10 +15,6 @@ TRANSFORMED = (
     "the model is called inside torch.func or torch.vmap, where examples cannot be followed (take "
     "gradients inside the closure with torch.autograd.grad(..., create_graph=True))"
 )
-
-
-class ExampleError(RuntimeError):
-    """The loss is no sum over examples, or the examples cannot be told apart."""
 
 
 def no_sum(reason: str, dim: int) -> ExampleError:

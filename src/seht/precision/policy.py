@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.precision.half_weights import HALVES, Copies, in_half, wide, widened
 from seht.precision.tf32 import shortened, unshortened
 from seht.task import Task

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.operators.rules import KinkError
+from seht.errors import KinkError
 from seht.tensors.views import root_of, shares_memory
 
 _NO_WRITES = frozenset(

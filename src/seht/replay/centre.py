@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from seht.curvature.boundary import Boundary
+from seht.errors import ExampleError
 from seht.operators.rules import KeepGraph
-from seht.persample.errors import ExampleError, refuse_compiled
+from seht.persample.errors import refuse_compiled
 from seht.persample.layers import LAYERS
 from seht.persample.memory import Memory, layouts
 from seht.persample.signs import Signs

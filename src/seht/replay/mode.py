@@ -13,10 +13,11 @@ from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from seht.errors import ExampleError
 from seht.operators import DETACH, KINKS, RANDOM
 from seht.operators.float64_loss import CONFIDENT
 from seht.operators.rules import Rule, depends
-from seht.persample.errors import COMPILED, ExampleError
+from seht.persample.errors import COMPILED
 from seht.precision.half_weights import mixed, wide, widened
 from seht.precision.policy import DEVICES, Precision, any_autocast
 from seht.replay.witness import Witness, unrepeatable

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seht.errors import KinkError
 from seht.operators import DETACH, IN_PLACE
 from seht.operators.constants import offset
-from seht.operators.rules import KinkError, first
+from seht.operators.rules import first
 from seht.persample import recurrent
 from seht.persample.tracking import Tracker
 from seht.replay.aliases import Aliases

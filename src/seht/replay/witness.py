@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 
+from seht.errors import UnrepeatableError
 from seht.operators import IN_PLACE, RANDOM
 from seht.operators.rules import depends
 from seht.tensors.layouts import layout_of
@@ -27,10 +28,6 @@ from seht.tensors.views import root_of, version
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _SAMPLE = 64
-
-
-class UnrepeatableError(RuntimeError):
-    """The closure did something else when it ran again."""
 
 
 def unrepeatable(what: str) -> UnrepeatableError:

@@ -15,7 +15,7 @@ import seht
 from programs.spec import Spec
 from programs.truth import ESTIMATORS, Answer, Invalid, Truth, dot, taken
 from seht import probes
-from seht.guards import PenaltyWarning
+from seht.errors import PenaltyWarning
 
 SEED = 3
 BOUND = 1e-5

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seht.commands.files import check_outputs
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab import records
 from seht.lab.bench import plot, report
 from seht.lab.bench.allocator import keep_memory

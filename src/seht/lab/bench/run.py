@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from seht.guards import PenaltyWarning
+from seht.errors import PenaltyWarning
 from seht.lab.bench import memory, rows, timing
 from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
 from seht.lab.bench.cases import CASES, Case

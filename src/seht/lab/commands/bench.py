@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.numbers import COUNT, whole
-from seht.commands.targets import UsageError
+from seht.errors import UsageError
 from seht.extras import need
 
 BENCH = """\

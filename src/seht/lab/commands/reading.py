@@ -40,7 +40,7 @@ _INTERNAL = frozenset({"argv", "command", "extra", "extras", "recipe", "rest", "
 
 def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """``--settings.seht-d.weight 0.1`` and ``--settings.seht-d.weight=0.1``."""
-    from seht.estimators import unknown
+    from seht.errors import unknown
     from seht.lab.methods import METHODS
     from seht.lab.methods.parse import options
 

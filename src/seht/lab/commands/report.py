@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from seht.commands.targets import UsageError
+from seht.errors import UsageError
 from seht.extras import need
 from seht.lab.commands.arguments import add_power
 

@@ -12,8 +12,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     """Whatever the user can put right becomes one line and exit code 2."""
 
     def run(arguments: argparse.Namespace) -> int:
-        from seht.commands.targets import UsageError
-        from seht.extras import MissingExtraError
+        from seht.errors import MissingExtraError, UsageError
         from seht.lab import progress
         from seht.lab.ranks import leads
         from seht.lab.records import RunError

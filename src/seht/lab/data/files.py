@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab.data.sources import SOURCES, Archive, File, Source
 
 TIMEOUT = (10, 30)  # seconds to connect, and without a byte

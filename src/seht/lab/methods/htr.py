@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from seht import HessianTrace
+from seht.errors import PenaltyWarning
 from seht.estimators import SehtH as Estimator
-from seht.guards import PenaltyWarning
 from seht.lab.methods.checks import at_least, share
 from seht.lab.methods.trace import TracePenalty
 

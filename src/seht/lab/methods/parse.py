@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seht.commands.numbers import as_real, as_whole, shown
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab.config import Recipe
 from seht.lab.methods import METHODS
 from seht.lab.methods.base import Method

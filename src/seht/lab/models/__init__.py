@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab.models.gpt import GPT, GPTBlock
 from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
 from seht.lab.models.images import resnet18 as resnet18

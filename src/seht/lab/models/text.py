@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seht.estimators import unknown
+from seht.errors import unknown
 
 
 class RecurrentLM(nn.Module):

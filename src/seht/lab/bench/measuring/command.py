@@ -16,7 +16,7 @@ import torch
 
 from seht import measure
 from seht.commands.files import check_outputs
-from seht.estimators import unknown
+from seht.errors import unknown
 from seht.lab.bench.measuring import memory
 from seht.lab.bench.measuring.problems import PROBLEMS, Size, Trained, loss_fn, trained
 from seht.lab.bench.measuring.rivals import RIVALS, Sample, missing, products_to

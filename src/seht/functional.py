@@ -12,6 +12,7 @@ from seht import estimators, probes
 from seht.distributed import ranks_of, unwrapped
 from seht.engines import Engine, engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
+from seht.errors import unknown
 from seht.estimators import Estimator
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
@@ -158,7 +159,7 @@ def check_arguments(model: Any, closure: Any) -> None:
 def check_curvature(curvature: str) -> None:
     """Refuse an unknown curvature."""
     if curvature not in CURVATURES:
-        raise ValueError(estimators.unknown("curvature", curvature, CURVATURES))
+        raise ValueError(unknown("curvature", curvature, CURVATURES))
 
 
 def check_pair(engine: Engine, estimator: Estimator) -> None:

@@ -16,6 +16,7 @@ from seht import estimators, functional, probes
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import engine_options, make_engine
+from seht.errors import unknown
 from seht.estimators import Estimator
 from seht.guards import Guard, Unmet, warn
 from seht.record import StepRecord, check_finite_loss, raise_nonfinite
@@ -114,7 +115,7 @@ class HessianTrace:
         if limit is not None and not (math.isfinite(limit) and limit > 0):
             raise ValueError(f"limit must be a positive number or None, not {limit!r}")
         if on_nonfinite not in ("raise", "skip"):
-            raise ValueError(estimators.unknown("on_nonfinite", on_nonfinite, ["raise", "skip"]))
+            raise ValueError(unknown("on_nonfinite", on_nonfinite, ["raise", "skip"]))
         if params is not None and not callable(params) and not isinstance(params, str):
             params = tuple(params)  # a generator would be empty at the second step
         self.model = model

@@ -14,7 +14,8 @@ import seht
 ROOT = Path(seht.__file__).parent
 
 ORDER = (
-    *("extras", "tensors", "guards", "probes", "estimators", "record", "schedule", "task"),
+    *("errors", "extras"),
+    *("tensors", "guards", "probes", "estimators", "record", "schedule", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
     *("functional", "penalty", "check", "commands", "measure", "integrations"),
     *("__init__", "lab", "cli", "__main__"),

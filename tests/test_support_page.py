@@ -84,13 +84,11 @@ def test_a_cell_is_green_by_a_test_that_ran():
             cell("a", "difference"), cell("a", "difference", ran=False),
             cell("a", "autograd", ran=False), cell("b", "difference", REFUSED),
             cell("c", "difference", REFUSED), cell("c", "difference"),
-            cell('`kinks="free"`', "difference"),
         ]
     )  # fmt: skip
     states = {row: (s["difference"], s["autograd"]) for (_, row), s in found.items()}
     assert states == {
         "a": (WORKS, NOT_RUN), "b": (REFUSED, EMPTY), "c": (BOTH, EMPTY),
-        '`kinks="free"`': (WORKS, support.NONE),
     }  # fmt: skip
     assert support.parse(support.render(found, "a test")) == found
 

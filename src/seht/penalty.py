@@ -83,8 +83,7 @@ class HessianTrace:
         options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
             ``distribution``, ``batch_dim``, ``coupling``; and the difference engine's:
             ``kappa`` (the relative step, adapted if not given), ``two_sided`` (a
-            second-order ``"ggn"``), ``kinks="free"`` (the noise-stability objective instead, see
-            :mod:`seht.engines.free`); and for both engines ``precision``: ``"full"`` (default: all
+            second-order ``"ggn"``); and for both engines ``precision``: ``"full"`` (default: all
             passes of a penalised step in float32, without autocast and TF32) or ``"native"`` (the
             user's own precision, with a larger step), see ``docs/precision.md``.
     """
@@ -213,19 +212,12 @@ class HessianTrace:
         functional.check_arguments(self.model, closure)
         if on is not None:
             functional.check_arguments(self.model, on)
-            if getattr(self._engine, "kinks", "frozen") == "free":
-                raise ValueError(
-                    "kinks='free' has no trace to take on another closure; leave on= out"
-                )
         if not torch.is_grad_enabled():
             with interruptible():
                 return closure(), None
         self._lean_loss = None
         ranks = self._ranks = ranks_of(self.model, self._ranks)
-        free = getattr(self._engine, "kinks", "frozen") == "free"
-        ranks.settle(
-            self._engine.name, self.estimator, lean=lean, free=free, elsewhere=on is not None
-        )
+        ranks.settle(self._engine.name, self.estimator, lean=lean, elsewhere=on is not None)
         step, call = divmod(self._calls, self.accumulate)
         base = self._base_weight(step)
         weight = self.schedule.weight(base, step)

@@ -80,7 +80,6 @@ def test_around_a_step(engine, form, curvature, name):
 @pytest.mark.parametrize(
     "options",
     [
-        {"kinks": "free"},
         {"estimator": "seht-d", "prob": 0.5, "layer_prob": 1.0},
         {"distribution": "gaussian", "probes": 2},
         {"estimator": "seht-s", "coupling": "frozen"},

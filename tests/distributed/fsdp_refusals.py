@@ -42,7 +42,6 @@ def forms():
     refused(model, lambda: penalty(engine="autograd").backward(closure), lean)
     refused(model, lambda: penalty(engine="autograd")(closure), lean)
     refused(model, lambda: penalty(estimator="seht-s").backward(closure), "seht-h")
-    refused(model, lambda: penalty(kinks="free").backward(closure), "leave kinks= out")
     refused(model, lambda: penalty().backward(closure, on=closure), "leave it out")
     copy = "unsharded copy"
     refused(model, lambda: seht.hessian_trace(model, closure), copy)

@@ -120,7 +120,6 @@ def test_under_autocast(form, kind, precision):
     [
         {"estimator": "seht-s", "coupling": "own"},
         {"estimator": "seht-d", "prob": 0.5, "layer_prob": 0.4},
-        {"kinks": "free"},
         {"probes": 2, "limit": 0.1},
     ],
     ids=str,

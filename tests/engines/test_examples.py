@@ -356,8 +356,6 @@ def test_engine_and_options():
         seht.HessianTrace(model, weight=1.0, estimator="seht-s", engine="autograd")
     with pytest.raises(ValueError, match="needs engine='difference'"):
         trace(model, X, engine="autograd")
-    with pytest.raises(ValueError, match="kinks='free'"):
-        trace(model, X, kinks="free")
     with pytest.raises(ValueError, match="did you mean 'frozen'"):
         trace(model, X, coupling="frozn")
     with pytest.raises(ValueError, match="batch_dim"):

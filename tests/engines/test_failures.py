@@ -113,17 +113,6 @@ def test_a_failure_of_the_other_closure(form, run):
     Surroundings(model, penalty).assert_same(before)
 
 
-@pytest.mark.parametrize("run", [1, 2])
-def test_a_failure_with_kinks_free(run):
-    model = mlp(dropout=0.3)
-    penalty = seht.HessianTrace(model, weight=WEIGHT, seed=5, kinks="free")
-    before = Surroundings(model, penalty)
-    bomb = Bomb(model, "middle", KeyboardInterrupt, run)
-    with pytest.raises(KeyboardInterrupt):
-        penalty(bomb)
-    Surroundings(model, penalty).assert_same(before)
-
-
 @pytest.mark.parametrize("engine", ["autograd", "difference"])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("place", [0, 4])

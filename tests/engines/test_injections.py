@@ -27,7 +27,6 @@ CASES = {
     "lean-checkpoints": ("difference", "lean", {"model": "checkpoints"}),
     "lean-reentrant": ("difference", "lean", {"model": "reentrant"}),
     "lean-noise": ("difference", "lean", {"model": "noise"}),
-    "lean-free": ("difference", "lean", {"kinks": "free"}),
     "scalar": ("difference", "scalar", {}),
     "scalar-checkpoints": ("difference", "scalar", {"model": "checkpoints", "warm": False}),
     "scalar-ggn": ("difference", "scalar", {"curvature": "ggn", "warm": False}),

@@ -129,26 +129,6 @@ def test_a_probe_for_each_example(form, curvature):
     assert_gradients(found[:-1], truth, 1e-6)
 
 
-def test_the_noise_stability_objective():
-    """A leaf gets the mean of both sides' gradients."""
-    model, kept = network(), []
-    x, y = data()
-
-    def closure():
-        leaf = x.clone().requires_grad_()
-        kept.append(leaf)
-        return F.cross_entropy(model(leaf), y), (leaf,)
-
-    found, _ = step(model, closure, "scalar", kinks="free")
-    outside = x.clone().requires_grad_()
-    other = network()
-    truth, _ = step(
-        other, lambda: (F.cross_entropy(other(outside), y), (outside,)), "scalar", kinks="free"
-    )
-    assert_same(found, truth, 1, 1e-12)
-    assert len(kept) == 2
-
-
 class Adapted(nn.Module):
     """A frozen network with low-rank adapters; its embedding's output is made a leaf, as PEFT's
     ``enable_input_require_grads`` does for activation checkpoints.

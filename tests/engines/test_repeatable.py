@@ -75,9 +75,7 @@ NUMBERS = ["layer_drop", "shuffled_in_python", "numpy_normal_numbers_one_by_one"
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize(
-    "options", [{"curvature": "ggn"}, {"kinks": "free"}, {"on": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"curvature": "ggn"}, {"on": True}], ids=str)
 def test_global_random_numbers_end_where_one_plain_run_leaves_them(name, options):
     _, closure = build(FINE[name])
     closure()

@@ -215,11 +215,11 @@ def test_nso_is_the_mean_loss_at_both_sides():
     trainer = Trainer(f"nso(sigma={sigma})", IMAGE, dtype=torch.float64)
     (method,), model, batch = trainer.method.methods, trainer.model, trainer.data[0]
     model.train()
+    seed = method.seed
     total, _ = trainer.method.objective(trainer.closure(batch))()
     total.backward()
     weights = list(model.parameters())
     ours = [p.grad.clone() for p in weights]
-    seed = method.penalty.last.seed
     noise = [gaussian(p.shape, entry_seed(seed, 0, i), p.device) for i, p in enumerate(weights)]
     losses, gradients = [], []
     for side in (sigma, -sigma):
@@ -235,7 +235,32 @@ def test_nso_is_the_mean_loss_at_both_sides():
     assert total.item() == pytest.approx(sum(losses) / 2)
     for mine, a, b in zip(ours, *gradients, strict=True):
         torch.testing.assert_close(mine, (a + b) / 2, rtol=1e-6, atol=1e-9)
-    assert "trace" not in trainer.method.log()
+    slopes = [
+        sum((g * u).sum().item() for g, u in zip(part, noise, strict=True)) for part in gradients
+    ]
+    assert trainer.method.log() == pytest.approx({"penalty": sigma * (slopes[0] - slopes[1]) / 4})
+    assert method.seed != seed
+
+
+def test_nso_leaves_what_one_plain_pass_leaves():
+    """Of buffers and random numbers; all of its passes draw the same dropout mask."""
+    states, starts = [], []
+    for text in ("dropout(rate=0.5)", "dropout(rate=0.5)+nso(probes=2)"):
+        trainer = Trainer(text, IMAGE)
+        trainer.model.train()
+        plain = trainer.closure(trainer.data[0])
+
+        def closure(plain=plain):
+            starts.append(torch.get_rng_state())
+            return plain()
+
+        torch.manual_seed(7)
+        trainer.method.objective(closure)()
+        counts = [b.item() for n, b in trainer.model.named_buffers() if n.endswith("tracked")]
+        states.append((torch.get_rng_state().tolist(), counts))
+    assert states[0] == states[1]
+    assert not torch.equal(torch.get_rng_state(), starts[0])
+    assert len(starts) == 5 and all(torch.equal(start, starts[0]) for start in starts)
 
 
 @pytest.mark.parametrize(

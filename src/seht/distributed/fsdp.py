@@ -69,11 +69,9 @@ class FSDPRanks(Ranks):
             "full_state_dict=True gathers the weights)"
         )
 
-    def settle(
-        self, engine: str, estimator: object, *, lean: bool, free: bool, elsewhere: bool
-    ) -> None:
+    def settle(self, engine: str, estimator: object, *, lean: bool, elsewhere: bool) -> None:
         """Only the lean form of the difference engine; weights on their shards."""
-        refuse_forms(engine, estimator, lean=lean, free=free, elsewhere=elsewhere)
+        refuse_forms(engine, estimator, lean=lean, elsewhere=elsewhere)
         self.shards.reshard()
 
     # --- numbers ------------------------------------------------------------------------------
@@ -124,9 +122,7 @@ class FSDPRanks(Ranks):
             return ShardedPasses(task, self.shards, **options)
 
 
-def refuse_forms(
-    engine: str, estimator: object, *, lean: bool, free: bool, elsewhere: bool
-) -> None:
+def refuse_forms(engine: str, estimator: object, *, lean: bool, elsewhere: bool) -> None:
     """Refuse what a sharded model does not have, and name what it has."""
     sharded = "the model is sharded by fully_shard, "
     if engine != "difference":
@@ -138,8 +134,6 @@ def refuse_forms(
         raise RuntimeError(
             f"{sharded}and estimator='seht-s' needs whole weights; use estimator='seht-h'"
         )
-    if free:
-        raise RuntimeError(f"{sharded}which kinks='free' does not know; leave kinks= out")
     if elsewhere:
         raise RuntimeError(
             f"{sharded}where on= has no form; leave it out, and use every= for a cheaper penalty"

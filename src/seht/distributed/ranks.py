@@ -65,9 +65,7 @@ class Ranks:
     def need_whole(self, what: str) -> None:
         """Refuse ``what`` where weights are not whole on each rank."""
 
-    def settle(
-        self, engine: str, estimator: object, *, lean: bool, free: bool, elsewhere: bool
-    ) -> None:
+    def settle(self, engine: str, estimator: object, *, lean: bool, elsewhere: bool) -> None:
         """Before every call, plain or penalised: refuse what is not possible here, at the first
         call and not at the end of the warm-up.
         """

@@ -29,12 +29,10 @@ from torch import Tensor
 
 from seht.distributed import LOCAL, Ranks
 from seht.engines.draw_steps import Draws
-from seht.engines.free import noise_stability
 from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
 from seht.engines.step_size import StepControl
-from seht.errors import unknown
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory
 from seht.precision.policy import check_precision, prepared
@@ -60,14 +58,10 @@ class DifferenceEngine:
         *,
         kappa: float | None = None,
         two_sided: bool = False,
-        kinks: str = "frozen",
         precision: str = "full",
     ) -> None:
         if kappa is not None and not (math.isfinite(kappa) and kappa > 0):
             raise ValueError(f"kappa must be a positive number, not {kappa!r}")
-        if kinks not in ("frozen", "free"):
-            raise ValueError(unknown("kinks", kinks, ["frozen", "free"]))
-        self.kinks = kinks
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.draws = Draws()
         """What is known of the steps of some tensors, where not all are drawn."""
@@ -86,11 +80,6 @@ class DifferenceEngine:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
         refuse_scripted(task.model, self.name)
         refuse_parallel(task.model)
-        free = self.kinks == "free"
-        if free and task.curvature != "hessian":
-            raise ValueError("kinks='free' has no curvature='ggn'; leave one of them out")
-        if free and task.per_sample:
-            raise ValueError("kinks='free' has no estimator='seht-s'; leave one of them out")
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -100,25 +89,17 @@ class DifferenceEngine:
             ranks.estimating(task.weights),
             prepared(task, self.precision) as (task, precision),
         ):
-            if free and self.steps.kappa is None and task.weight > 0:
-                if not task.constant:
-                    raise ValueError(
-                        "kinks='free' takes neither limit= nor on_nonfinite='skip': its objective "
-                        "is the mean of two losses; leave them out, or give kappa="
-                    )
-                return noise_stability(task, precision)
-            plan = StepPlan(task, self.steps, self.draws, check=watch and not free)
+            plan = StepPlan(task, self.steps, self.draws, check=watch)
             watch = plan.check
-            prefix = not watch and not free and _pays(task) and ranks.keeps_graphs
+            prefix = not watch and _pays(task) and ranks.keeps_graphs
             # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
             held = getattr(task.estimator, "coupling", None) == "frozen"
             lean = lean and not prefix and not held
             if ranks.keeps_graphs:
                 lean = lean and not task.skip and not self._whole and not hooks_of([task.model])
             options: dict[str, Any] = {
-                "frozen": not free,
                 "prefix": prefix,
-                "watch": not free and (watch or self.steps.uses < 2),
+                "watch": watch or self.steps.uses < 2,
                 "memory": self.memory,
                 "precision": precision,
                 "types": True,

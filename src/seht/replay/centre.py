@@ -17,7 +17,7 @@ from seht.persample.layers import LAYERS
 from seht.persample.memory import Memory, layouts
 from seht.persample.signs import Signs
 from seht.persample.tracking import Tracker
-from seht.precision.policy import Casts, Precision
+from seht.precision.policy import Precision
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.prefix import Prefix
@@ -49,7 +49,6 @@ class Centre:
         task: Task,
         *,
         lean: bool = False,
-        frozen: bool = True,
         prefix: bool = False,
         watch: bool = False,
         memory: Memory | None = None,
@@ -62,7 +61,6 @@ class Centre:
         """The least precise type on the way of the gradients, where it was asked for."""
         self._types = types
         self.precision = precision or Precision()
-        self.frozen = frozen
         self.random = RandomState(task.model.parameters(), task.random)
         self.tracker: Tracker | None = None
         self._dropped = dropped
@@ -254,7 +252,7 @@ class Centre:
         return Witness(since, own, before=self.recorder.witness)
 
     def _mode(self, mode: Any) -> Any:
-        return mode if self.frozen else Casts(self.precision, mode.borrowed)
+        return mode
 
 
 def keeps_graph(output: Any) -> bool:

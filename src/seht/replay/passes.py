@@ -55,9 +55,8 @@ class Passes(Centre):
                         self.precision.run(),
                     ):
                         output = self._again()
-                if self.frozen:
-                    replayer.finish(self.end)
-                    self._watch = False  # one comparison is enough
+                replayer.finish(self.end)
+                self._watch = False  # one comparison is enough
                 self._find_twins(output)
                 yield output
         finally:

@@ -17,7 +17,6 @@ _NAMES = {
     "safe": "nested",
     "scalar": "1 probe",
     "lean": "lean",
-    "free": "free kinks",
     "five": "5 probes",
     "d0.01": "D 0.01",
     "d0.05": "D 0.05",

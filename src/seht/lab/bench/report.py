@@ -83,8 +83,8 @@ momentum), in plain steps of the same model.
 - **memory**: the peak of model, batch and training step (weights, gradients, momentum, graph), each
   row in a process of its own; in brackets with one of the engine's checks.
 - **error**: relative L2 distance of the penalty's gradient, over all parameters, from that of the
-  same draw on a float64 copy of the model (`kinks="free"`: from that of tr(H), which it is not);
-  the median over {error_draws} draws, after {train} steps of training.
+  same draw on a float64 copy of the model; the median over {error_draws} draws, after {train} steps
+  of training.
 - **variance**: E|g - m|^2 / |m|^2, g the penalty's gradient and m its mean over draws, unbiased, up
   to {variance_draws} draws, after {train} steps of training; +- the standard error (jackknife).
   Rows with the same draws share it, five probes have a fifth. SEHT-D is rescaled to estimate the

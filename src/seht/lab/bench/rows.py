@@ -124,10 +124,6 @@ def _penalties(curvature: str) -> list[Row]:
             divide=5,
         ),
     ]
-    if not short:  # there is no such objective for tr(G)
-        # Its step is the root of its weight: this one is 0.0045.
-        free = row("free", '`kinks="free"`, 1 probe', kinks="free", limit=2.0, weight=1e-5)
-        rows.append(free)
     rows += [
         row(
             f"d{prob}",

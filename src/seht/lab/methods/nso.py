@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from seht.estimators import SehtH as Estimator
-from seht.lab.methods.checks import not_negative
-from seht.lab.methods.trace import TracePenalty
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import probes as draw
+from seht.lab.methods.base import Closure, Method, Run
+from seht.lab.methods.checks import at_least, not_negative
+from seht.lab.methods.trace import Objective
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.weights import Weights
+from seht.tensors.gradients import Gradient, add, times
+from seht.tensors.graph import handed_out
+from seht.tensors.random_state import RandomState
 
 
-class Nso(TracePenalty):
+class Nso(Method):
     r"""The loss averaged over weight noise, :math:`\frac12 (L(w + \sigma u) + L(w - \sigma u))`.
 
-    Zhang, Li and Ju, arXiv 2306.08553: u Gaussian on every parameter. The difference engine with
-    ``kinks="free"``, whose noise has the deviation sqrt(2 weight). The loss that is logged is that
-    at :math:`w + \sigma u`.
+    Zhang, Li and Ju, arXiv 2306.08553: u Gaussian on every parameter. On a smooth network it tends
+    to :math:`L + \frac12 \sigma^2 \mathrm{tr}(H)`; the step crosses the kinks of a ReLU network,
+    where it is another penalty. The loss that is logged is that at :math:`w + \sigma u`. All passes
+    have one dropout mask; buffers move in the first.
 
     Args:
         sigma: the deviation of the noise.
@@ -22,13 +34,83 @@ class Nso(TracePenalty):
     name = "nso"
 
     def __init__(self, *, sigma: float = 0.01, probes: int = 1) -> None:
-        super().__init__(
-            weight=not_negative("sigma", sigma) ** 2 / 2,
-            estimator=Estimator(probes=probes, distribution="gaussian"),
-            params="*",
-            kinks="free",
-        )
+        self.sigma, self.probes = not_negative("sigma", sigma), at_least("probes", probes, 1)
+        self.calls = 0
+        self.last: Tensor | None = None
+
+    def setup(self, run: Run) -> None:
+        """Every parameter that is trained."""
+        self.model, self.run_seed, self.passes_of_a_step = run.model, run.seed, run.passes
+        self.tensors = draw.choose(run.model, "*").tensors
+
+    def objective(self, closure: Closure) -> Closure:
+        """The mean, where there is noise."""
+        return Objective(lambda: self.mean(closure), closure) if self.sigma > 0 else closure
+
+    @property
+    def seed(self) -> int:
+        """Of the noise in the next call."""
+        return draw.call_seed(self.run_seed, *divmod(self.calls, self.passes_of_a_step))
+
+    def mean(self, closure: Closure) -> tuple[Tensor, Any]:
+        """The objective, its gradient computed, and aux of the first pass."""
+        found = _mean(self.model, self.tensors, closure, self.sigma, self.probes, self.seed)
+        total, aux, self.last = found
+        self.calls += 1
+        return total, aux
 
     def log(self) -> dict[str, float]:
-        """Its difference is no estimate of the Hessian's trace on a network with kinks."""
-        return {"penalty": super().log()["penalty"]}
+        """What the noise adds, by the slopes at its ends."""
+        return {"penalty": 0.0 if self.last is None else float(self.last)}
+
+    def seek(self, step: int) -> None:
+        """The noise is numbered by calls."""
+        self.calls = step * self.passes_of_a_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of calls."""
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.calls = state["calls"]
+
+
+def _mean(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    closure: Closure,
+    sigma: float,
+    probes: int,
+    seed: int,
+) -> tuple[Tensor, Any, Tensor]:
+    """Objective, aux, and sigma u . (g(w + sigma u) - g(w - sigma u)) / 4, averaged over probes."""
+    leaves = list(tensors.values())
+    random, weights = RandomState(leaves), Weights(tensors)
+    start, end = random.read(), None
+    share = 1 / (2 * probes)
+    total: Gradient = []
+    losses, slopes, aux, first = [], [], None, None
+    for k in range(probes):
+        noise = {
+            name: draw.gaussian(w.shape, draw.entry_seed(seed, k, place), w.device)
+            for place, (name, w) in enumerate(tensors.items())
+        }
+        for side in (sigma, -sigma):
+            if first is not None:
+                random.begin(start)
+            with BorrowedBuffers(model) as buffers, weights.moved(noise, side):
+                loss, given = closure()
+                part: Gradient = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+            if first is None:
+                aux, first, end = given, buffers, random.end()
+            pairs = zip(part, noise.values(), strict=True)
+            along = [(g * u).sum().double() for g, u in pairs if g is not None]
+            losses.append(loss.detach().double())
+            slopes.append(torch.stack(along).sum() * side)
+            total = add(total, times(part, share))
+    assert first is not None and end is not None
+    random.finish(end)
+    first.commit()
+    mean = (torch.stack(losses).sum() * share).to(loss.dtype)
+    return handed_out(mean, total, leaves), aux, torch.stack(slopes).sum() * share / 2

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from seht.lab.compare import Comparison, Entry
 from seht.lab.locks import lock_of
+from seht.lab.methods.parse import parse
 from seht.lab.recipes import override, recipe
 from seht.lab.schedulers.local import InTurn
 from seht.lab.schedulers.on_ray import RayTasks
@@ -50,7 +51,7 @@ def main():
     import ray
 
     chosen = override(recipe("digits"), SHORT)
-    entries = (Entry("weight-decay", chosen, "weight-decay"),)
+    entries = (Entry(parse("weight-decay"), chosen),)
     seeds = tuple(range(options.trials + 1))
     with tempfile.TemporaryDirectory() as directory:
         found = {}

@@ -9,9 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from small import HEAVY
+from small import HEAVY, train
 
-from seht.lab import runner
 from seht.lab.progress import Lines
 
 
@@ -22,7 +21,7 @@ def _rank(recipe, method, out, options):
     rank = os.environ["RANK"]
     Path(out).parent.mkdir(exist_ok=True)
     (Path(out).parent / f"{Path(out).name}.pid-{rank}").write_text(str(os.getpid()))
-    result = runner.train(
+    result = train(
         recipe, method, 0, out, device="cpu", save_every=0, watch=Lines(method), **options
     )
     assert result.done, result.reason

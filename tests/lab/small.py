@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 from seht.lab.fields import override
+from seht.lab.methods.parse import parse
 from seht.lab.recipes import recipe
+from seht.lab.trials import Execution, Trial
 
 FEW = {
     "epochs": "3",
@@ -49,6 +51,12 @@ def digits(**changes):
 
 def pydocs(**changes):
     return override(recipe("pydocs"), {**TEXT, **changes})
+
+
+def train(recipe, method, seed, out, *, watch=None, patience=0.0, devices=1, test=True, **how):
+    """One run of the method with that text."""
+    trial = Trial(recipe, parse(method), seed, Path(out), test, execution=Execution(**how))
+    return trial.run(watch, patience, devices)
 
 
 def options(changes=FEW):

@@ -1,8 +1,8 @@
 """Runs that are stopped between two steps, and go on."""
 
 import pytest
+from small import train
 
-from seht.lab import runner
 from seht.lab.progress import Silence
 
 
@@ -22,5 +22,5 @@ class StopAt(Silence):
 def stopped_and_resumed(recipe, method, out, *steps):
     for step in steps:
         with pytest.raises(Stopped):
-            runner.train(recipe, method, 0, out, watch=StopAt(step), save_every=0)
-    return runner.train(recipe, method, 0, out)
+            train(recipe, method, 0, out, watch=StopAt(step), save_every=0)
+    return train(recipe, method, 0, out)

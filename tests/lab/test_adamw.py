@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import digits, outcome, timeless
+from small import digits, outcome, timeless, train
 from stops import stopped_and_resumed
 from torch import nn
 from training import RECIPES, Trainer
 
-from seht.lab import models, optimizers, runner
+from seht.lab import models, optimizers
 from seht.lab.config import OptimConfig
 from seht.lab.data import load
 from seht.lab.methods import METHODS
@@ -63,7 +63,7 @@ def test_every_method_learns_and_resumes_bit_for_bit(name, task):
 @pytest.mark.parametrize("method", ["weight-decay", "sam"])
 def test_a_stopped_run_ends_as_if_it_had_not_been(method, tmp_path):
     made = digits(**{"epochs": "2", "optim.name": "adamw", "optim.lr": "0.003"})
-    undisturbed = runner.train(made, method, 0, tmp_path / "a")
+    undisturbed = train(made, method, 0, tmp_path / "a")
     assert undisturbed.done, undisturbed.reason
     resumed = stopped_and_resumed(made, method, tmp_path / "b", 6)
     assert timeless(vars(resumed)) == timeless(vars(undisturbed))
@@ -128,7 +128,7 @@ def test_the_recipe_s_network():
 @pytest.mark.parametrize("method", ["seht-h+dropout", "sam"])
 def test_a_gpt_s_run_goes_on(method, tmp_path):
     made = override(recipe("gpt-small"), TINY)
-    undisturbed = runner.train(made, method, 0, tmp_path / "a")
+    undisturbed = train(made, method, 0, tmp_path / "a")
     assert undisturbed.done, undisturbed.reason
     assert undisturbed.trace is not None and undisturbed.stability["verdict"] != "undecided"
     stopped_and_resumed(made, method, tmp_path / "b", undisturbed.steps // 2 + 3)
@@ -137,7 +137,7 @@ def test_a_gpt_s_run_goes_on(method, tmp_path):
 
 @pytest.mark.slow
 def test_gpt_small_knows_its_text_by_heart(tmp_path):
-    result = runner.train(recipe("gpt-small"), "weight-decay", 0, tmp_path)
+    result = train(recipe("gpt-small"), "weight-decay", 0, tmp_path)
     last, best = (result.metrics[which] for which in ("last", "best"))
     assert result.train_loss < last["valid_loss"] - 1.5
     assert last["valid_loss"] > best["valid_loss"] + 0.3

@@ -22,6 +22,7 @@ from seht.lab.recipes import recipe
 from seht.lab.records import Result, RunError
 from seht.lab.schedulers.local import InTurn, Processes
 from seht.lab.search import candidates, expand
+from seht.lab.trials import Execution
 
 METHODS = "weight-decay,seht-h(warmup=0),mixup+label-smoothing"
 ROWS = 3 * 2 * int(FEW["epochs"])
@@ -40,7 +41,7 @@ CALL = [
 
 
 def entries(recipe, *texts):
-    return tuple(Entry(parse(t).text, recipe, parse(t).slug) for t in texts)
+    return tuple(Entry(parse(t), recipe) for t in texts)
 
 
 def quiet(line):
@@ -182,7 +183,7 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr("seht.lab.cost.SECONDS", 0.3)
     recipe, said = digits(), []
     wild = digits(**{"optim.lr": "1e30"})
-    rows = (*entries(recipe, "none"), Entry("none", wild, "wild", "none@optim.lr=1e30"))
+    rows = (*entries(recipe, "none"), Entry(parse("none"), wild, "optim.lr=1e30"))
     rows += entries(recipe, "mixup")
     out = tmp_path / "c"
     files = compare(Comparison(recipe, rows, (0, 1), out), say=said.append)
@@ -201,11 +202,13 @@ def test_a_model_that_is_too_large_for_the_machine_fails_and_the_others_finish(t
     recipe, said = digits(epochs="1"), []
     few = digits(epochs="1")
     huge = replace(few, model=replace(few.model, width=10**6))  # a convolution of 36 terabytes
-    rows = (*entries(recipe, "none"), Entry("none", huge, "huge", "huge"))
+    rows = (*entries(recipe, "none"), Entry(parse("none"), huge, "huge"))
     files = compare(Comparison(recipe, rows, (0,), tmp_path / "c"), costs=False, say=said.append)
-    assert "huge, seed 0: failed: RuntimeError" in said[-1] and "allocate memory" in said[-1]
+    assert "none@huge, seed 0: failed: RuntimeError" in said[-1] and "allocate memory" in said[-1]
     assert "allocate memory" in files["table.md"].read_text()
-    record = json.loads((tmp_path / "c" / "runs" / "huge" / "seed-0" / "result.json").read_text())
+    record = json.loads(
+        (tmp_path / "c" / "runs" / "none@huge" / "seed-0" / "result.json").read_text()
+    )
     assert (record["status"], record["steps"], record["metrics"]) == ("failed", 0, {})
 
 
@@ -224,7 +227,7 @@ def test_failed_runs_are_run_again_when_asked(tmp_path):
     table = (out / "table.md").read_text()
     assert "failed: out of memory; `seht compare --retry` runs it again" in table
     other = (out / "runs" / "none" / "seed-0" / "result.json").stat().st_mtime_ns
-    compare(replace(comparison, retry=True), costs=False, say=said.append)
+    compare(replace(comparison, execution=Execution(retry=True)), costs=False, say=said.append)
     assert "1 of 2 runs are done already" in said and said[-1].startswith("[2/2] mixup, seed 0")
     assert outcome(out) == expected
     assert (out / "runs" / "none" / "seed-0" / "result.json").stat().st_mtime_ns == other
@@ -248,7 +251,7 @@ def test_done_runs_are_skipped_and_new_ones_added(tmp_path):
 def test_pairs_are_complete_early(tmp_path):
     recipe = digits()
     comparison = Comparison(recipe, entries(recipe, "none", "mixup"), (0, 1), tmp_path)
-    order = [(trial.seed, trial.method) for trial in comparison.trials()]
+    order = [(trial.seed, trial.method.text) for trial in comparison.trials()]
     assert order == [(0, "none"), (0, "mixup"), (1, "none"), (1, "mixup")]
 
 
@@ -340,7 +343,7 @@ def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
     changes = {"epochs": "12", "model.width": "8", "optim.lr": "0.2"}
     recipe, said = digits(**changes), []
     slow = digits(**{**changes, "optim.lr": "0"})
-    row = [Entry("none", slow, "none@slow", "none@slow"), *entries(recipe, "none")]
+    row = [Entry(parse("none"), slow, "slow"), *entries(recipe, "none")]
     baseline = list(entries(recipe, "weight-decay"))
     comparison = Comparison(recipe, (baseline[0], row[0]), (0, 1), tmp_path / "c")
     compare(comparison, grid=[baseline, row], costs=False, say=said.append)

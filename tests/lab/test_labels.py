@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 from real_data import needs
-from small import FEW, digits
+from small import FEW, digits, train
 
-from seht.lab import runner
 from seht.lab.compare import Comparison, Entry
 from seht.lab.config import DataConfig
 from seht.lab.data import DataError, images, load
@@ -133,11 +132,11 @@ def test_every_method_has_the_same_labels():
 
 def test_a_run_says_how_many_labels_were_wrong(tmp_path):
     made = digits(**{"data.noise": "0.4", "data.within": "true"})
-    result = runner.train(made, "weight-decay", 0, tmp_path / "run")
+    result = train(made, "weight-decay", 0, tmp_path / "run")
     assert result.wrong_labels == load(made, 0).wrong
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["recipe"]["data"]["noise"] == 0.4
-    plain = runner.train(digits(), "weight-decay", 0, tmp_path / "plain")
+    plain = train(digits(), "weight-decay", 0, tmp_path / "plain")
     assert plain.wrong_labels is None
 
 
@@ -151,7 +150,7 @@ def test_runs_of_before_are_still_the_same_runs():
 
 def test_the_command_of_a_report_repeats_a_recipe_without_its_noise(tmp_path):
     made = override(recipe("digits-noisy"), {**FEW, "data.noise": "0"})
-    Comparison(made, (Entry("weight-decay", made, "weight-decay"),), (0,), tmp_path).claim()
+    Comparison(made, (Entry(parse("weight-decay"), made),), (0,), tmp_path).claim()
     assert "--data.noise 0.0" in command(load_report(tmp_path))
 
 

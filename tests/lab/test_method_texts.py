@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from training import IMAGE, TEXT, Trainer
 
+from seht import HessianTrace
 from seht.errors import PenaltyWarning
+from seht.estimators import ESTIMATORS
 from seht.lab.methods import METHODS
 from seht.lab.methods.parse import options, parse, split_list
 
@@ -120,11 +122,23 @@ def test_the_state_of_another_method_is_refused():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_card(name):
-    """Its docstring explains each of its options."""
+    """Its docstring explains each of its options, and for a penalty the library's."""
     card = METHODS[name].__doc__
     assert len(card) > 60
+    if name in ESTIMATORS:
+        card += HessianTrace.__doc__
     for option in options(name):
-        assert f"{option}: " in card
+        assert f"{option}: " in card or f"``{option}``" in card
+
+
+def test_a_new_estimator_is_a_method_at_once():
+    """Its own options, and the penalty's; the lab fills in the rest."""
+    own = {"weight", "probes", "prob", "layer_prob", "rescale", "distribution"}
+    shared = {"curvature", "params", "every", "warmup", "ramp", "limit", "engine", "on_nonfinite"}
+    assert set(ESTIMATORS) <= set(METHODS)
+    assert own | shared | {"kappa", "two_sided"} <= set(options("seht-d"))
+    assert not {"model", "estimator", "seed", "total_steps", "accumulate"} & set(options("seht-d"))
+    assert options("seht-s")["coupling"].default == "refuse"
 
 
 def test_weight_decay_and_dropout_change_the_recipe():

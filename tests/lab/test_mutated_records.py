@@ -12,6 +12,7 @@ from small import digits
 
 from seht.lab import measured, records, report
 from seht.lab.bench.command import Command
+from seht.lab.methods.parse import parse
 from seht.lab.records import Record, RunError
 from seht.lab.schedulers.following import Following
 from seht.lab.trials import Trial
@@ -79,11 +80,9 @@ def test_the_report(place, name):
 def test_a_run_that_is_looked_at_again(place, name):
     folder = place / "runs/mixup/seed-0"
     recipe = digits()
-    from seht.lab.runner import describe
-
-    config = describe(recipe, "mixup", 0)
+    trial = Trial(recipe, parse("mixup"), 0, folder)
+    config = trial.describe()
     records.write_json(folder / "config.json", config)
-    trial = Trial(recipe, "mixup", 0, folder)
 
     def look():
         Record(folder).ended(config, retry=False)
@@ -101,9 +100,8 @@ def test_a_run_that_is_looked_at_again(place, name):
 
 def test_a_run_that_is_measured(place):
     folder = place / "runs/mixup/seed-0"
-    from seht.lab.runner import describe
-
-    records.write_json(folder / "config.json", describe(digits(), "mixup", 0))
+    trial = Trial(digits(), parse("mixup"), 0, folder)
+    records.write_json(folder / "config.json", trial.describe())
     (folder / "model.pt").write_bytes(b"no weights")
 
     def read():
@@ -114,7 +112,7 @@ def test_a_run_that_is_measured(place):
 
 
 def test_trials_that_are_followed(place):
-    trial = Trial(digits(), "mixup", 0, place / "runs/mixup/seed-0")
+    trial = Trial(digits(), parse("mixup"), 0, place / "runs/mixup/seed-0")
 
     def follow():
         Following(lambda line: None, every=-1).look([trial])

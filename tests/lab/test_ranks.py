@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from elastic import end, launch
-from small import FEW, digits, options, outcome, pydocs
+from small import FEW, digits, options, outcome, pydocs, train
 
-from seht.lab import runner
 from seht.lab.methods import METHODS, parse
 from seht.lab.methods.base import Batch
 from seht.lab.ranks import Ranks, join
@@ -91,17 +90,17 @@ def test_two_ranks_are_one_run(tmp_path):
     recipe = digits(**{"data.size": "110", "optim.lr": "0.2", "spectrum": "0"})
     method = "label-smoothing"
     end(launch(recipe, method, out=tmp_path / "two"), tmp_path / "two")
-    runner.train(recipe, method, 0, tmp_path / "one")
+    train(recipe, method, 0, tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     with pytest.raises(RunError, match="ranks is 2 there"):
-        runner.train(recipe, method, 0, tmp_path / "two")
+        train(recipe, method, 0, tmp_path / "two")
 
 
 @pytest.mark.slow
 def test_text_in_shares_of_its_streams(tmp_path):
     recipe = pydocs(**{"batch": "5", "model.dropout": "0", "spectrum": "0"})
     end(launch(recipe, "none", out=tmp_path / "two"), tmp_path / "two")
-    runner.train(recipe, "none", 0, tmp_path / "one")
+    train(recipe, "none", 0, tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
 
 
@@ -114,7 +113,7 @@ def test_every_method_trains(tmp_path):
     ]
     end(launch(digits(epochs="2"), *methods, out=tmp_path / "all"), tmp_path / "all")
     for method in methods:
-        runner.train(digits(epochs="2"), method, 0, tmp_path / "one" / method)
+        train(digits(epochs="2"), method, 0, tmp_path / "one" / method)
         one, two = (losses(tmp_path / which / method) for which in ("one", "all"))
         assert two == pytest.approx(one, rel=0.2), method
 
@@ -133,7 +132,7 @@ def test_from_the_command_line(how, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 3/3") == 1 and done.stdout.count("trace") == 1
-    runner.train(digits(), "none", 0, tmp_path / "one")
+    train(digits(), "none", 0, tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 

@@ -19,6 +19,7 @@ from seht.lab.records import Record, RunError
 from seht.lab.schedulers import on_ray
 from seht.lab.schedulers.following import Following
 from seht.lab.schedulers.resources import Resources
+from seht.lab.trials import Execution
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray", allow_module_level=True)
@@ -46,7 +47,7 @@ def undisturbed(tmp_path_factory):
     """The comparison as it should be, on this machine and in this process."""
     out = tmp_path_factory.mktemp("undisturbed")
     recipe = digits(**LONGER)
-    entries = tuple(Entry(parse(t).text, recipe, parse(t).slug) for t in METHODS)
+    entries = tuple(Entry(parse(t), recipe) for t in METHODS)
     compare(Comparison(recipe, entries, (0, 1), out), costs=False, say=lambda line: None)
     return outcome(out)
 
@@ -177,7 +178,7 @@ def seconds(address, trials):
 
 def small_comparison(out, *texts, **changes):
     recipe = digits(**changes)
-    entries = tuple(Entry(parse(t).text, recipe, parse(t).slug) for t in texts)
+    entries = tuple(Entry(parse(t), recipe) for t in texts)
     return Comparison(recipe, entries, (0, 1), out)
 
 
@@ -242,7 +243,7 @@ def test_a_failure_does_not_replace_a_result(tmp_path):
     failed = trial.fail("its worker has died")
     assert trial.finished() == failed and not failed.done
     assert trial.run() == failed  # until a retry is asked for
-    result = replace(trial, retry=True).run()
+    result = replace(trial, execution=Execution(retry=True)).run()
     assert result.done and trial.fail("again") == result == trial.finished()
 
 
@@ -275,8 +276,9 @@ def test_what_a_trial_takes(tmp_path):
     trial = small_comparison(tmp_path, "none", threads="2").trials()[0]
     said = []
 
-    def asked(resources, nodes, may_grow=True, **changes):
-        return resources.of(replace(trial, **changes), nodes, may_grow, said.append)
+    def asked(resources, nodes, may_grow=True, **how):
+        changed = replace(trial, execution=Execution(**how))
+        return resources.of(changed, nodes, may_grow, said.append)
 
     both = [{"CPU": 1}, {"CPU": 4, "GPU": 1}]
     assert asked(Resources(), both) == {"num_cpus": 2, "num_gpus": 1}

@@ -4,12 +4,11 @@ import csv
 
 import pytest
 import torch
-from small import digits, outcome, timeless
+from small import digits, outcome, timeless, train
 from stops import stopped_and_resumed
 from torch import nn
 from training import IMAGE, RECIPES, Trainer
 
-from seht.lab import runner
 from seht.lab.epochs import since_best
 from seht.lab.evaluate import evaluate
 from seht.lab.methods.parse import parse
@@ -83,8 +82,8 @@ def test_the_average_of_every_step(task):
 
 def test_a_run_is_judged_by_the_average(tmp_path):
     recipe = digits(epochs="4")
-    result = runner.train(recipe, "ema(decay=0.9)", 0, tmp_path / "ema")
-    plain = runner.train(recipe, "weight-decay", 0, tmp_path / "plain")
+    result = train(recipe, "ema(decay=0.9)", 0, tmp_path / "ema")
+    plain = train(recipe, "weight-decay", 0, tmp_path / "plain")
     assert result.metrics["last"]["test_loss"] != plain.metrics["last"]["test_loss"]
     training = Training(recipe, parse("weight-decay"), 0, device="cpu")
     training.bare.load_state_dict(torch.load(tmp_path / "ema" / "model.pt", weights_only=True))
@@ -107,8 +106,8 @@ TRAINING = {"epochs": "8", "optim.lr": "0.3", "data.noise": "0.6", "robustness":
 def test_a_run_ends_with_its_best_epoch(tmp_path):
     """Of labels that are mostly wrong: the last epoch is not the best here."""
     recipe = digits(**TRAINING)
-    plain = runner.train(recipe, "weight-decay", 0, tmp_path / "plain")
-    ours = runner.train(recipe, "early-stopping", 0, tmp_path / "ours")
+    plain = train(recipe, "weight-decay", 0, tmp_path / "plain")
+    ours = train(recipe, "early-stopping", 0, tmp_path / "ours")
     best = plain.metrics["best"]
     assert best["epoch"] < 8 and best["test_loss"] != plain.metrics["last"]["test_loss"]
     assert ours.metrics["best"] == best and ours.epochs == 8
@@ -121,7 +120,7 @@ def test_a_run_ends_with_its_best_epoch(tmp_path):
 
 def test_patience(tmp_path):
     recipe = digits(**TRAINING)
-    result = runner.train(recipe, "early-stopping(patience=2)", 0, tmp_path / "a")
+    result = train(recipe, "early-stopping(patience=2)", 0, tmp_path / "a")
     assert result.epochs == result.metrics["best"]["epoch"] + 2 < 8
     resumed = stopped_and_resumed(
         recipe, "early-stopping(patience=2)", tmp_path / "b", result.steps - 1

@@ -6,9 +6,9 @@ import comparisons
 import numpy as np
 import pytest
 import torch
-from small import digits, pydocs
+from small import digits, pydocs, train
 
-from seht.lab import calibration, runner
+from seht.lab import calibration
 from seht.lab.data import load as load_data
 from seht.lab.data.seeds import generator
 from seht.lab.evaluate import evaluate
@@ -74,7 +74,7 @@ def test_weights_are_as_before_also_after_an_error():
 
 def test_a_run_s_columns(tmp_path):
     made = digits(**{"epochs": "12", "optim.lr": "0.2", "model.width": "8"})
-    result = runner.train(made, "weight-decay", 3, tmp_path)
+    result = train(made, "weight-decay", 3, tmp_path)
     data = load_data(made, 3)
     model = build(made.model, data)
     trained = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -98,13 +98,13 @@ def test_a_run_s_columns(tmp_path):
 
 
 def test_text_and_what_can_be_left_out(tmp_path):
-    result = runner.train(pydocs(), "none", 0, tmp_path / "a")
+    result = train(pydocs(), "none", 0, tmp_path / "a")
     best = result.metrics["best"]
     assert best["test_perplexity_8bit"] == pytest.approx(best["test_perplexity"], rel=0.05)
     assert "test_perplexity_3bit" in best and "test_perplexity_8bit" not in result.metrics["last"]
-    plain = runner.train(digits(robustness="false"), "none", 0, tmp_path / "b")
+    plain = train(digits(robustness="false"), "none", 0, tmp_path / "b")
     assert not [name for name in plain.metrics["last"] if "bit" in name or "noise" in name]
-    search = runner.train(digits(), "none", 0, tmp_path / "c", test=False)
+    search = train(digits(), "none", 0, tmp_path / "c", test=False)
     assert not [name for name in search.metrics["last"] if name.startswith("test")]
     assert "robustness" not in identity(recipe("digits"))
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from small import digits, outcome, pydocs, timeless
+from small import digits, outcome, pydocs, timeless, train
 from stops import StopAt, Stopped, stopped_and_resumed
 
-from seht.lab import checkpoint, runner
+from seht.lab import checkpoint
 from seht.lab.events import Events
 from seht.lab.methods import METHODS, parse
 from seht.lab.progress import Bar, Lines
@@ -23,7 +23,7 @@ METHOD_OPTIONS = {name: parse.options(name) for name in METHODS}
 
 def test_a_run_is_recorded(tmp_path):
     recipe = digits(**{"epochs": "12", "optim.lr": "0.2", "model.width": "8"})
-    result = runner.train(recipe, "seht-h(warmup=0)", 0, tmp_path / "run")
+    result = train(recipe, "seht-h(warmup=0)", 0, tmp_path / "run")
     assert result.done and result.reason is None
     assert (result.epochs, result.steps) == (12, 48)
     for which in ("last", "best"):
@@ -57,7 +57,7 @@ def test_a_run_is_recorded(tmp_path):
 
 def test_the_same_seed_is_the_same_run_and_another_is_another(tmp_path):
     runs = [
-        runner.train(digits(), "mixup+dropout", seed, tmp_path / f"{i}")
+        train(digits(), "mixup+dropout", seed, tmp_path / f"{i}")
         for i, seed in enumerate((0, 0, 1))
     ]
     first, again, other = (timeless(vars(run)) for run in runs)
@@ -85,7 +85,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(method, tmp_path):
     if "warmup" in METHOD_OPTIONS[method]:
         method += "(warmup=0)"  # the recipe's is longer than this run
     recipe = digits(epochs="2")
-    undisturbed = runner.train(recipe, method, 0, tmp_path / "a")
+    undisturbed = train(recipe, method, 0, tmp_path / "a")
     assert undisturbed.done, undisturbed.reason
     resumed = stopped_and_resumed(recipe, method, tmp_path / "b", 6)
     assert timeless(vars(resumed)) == timeless(vars(undisturbed))
@@ -96,7 +96,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["seht-d(prob=0.5)+dropout", "lookahead+label-smoothing"])
 def test_text_goes_on_with_its_hidden_state(method, tmp_path):
-    undisturbed = runner.train(pydocs(), method, 0, tmp_path / "a")
+    undisturbed = train(pydocs(), method, 0, tmp_path / "a")
     assert undisturbed.done, undisturbed.reason
     last = undisturbed.metrics["last"]
     assert last["valid_perplexity"] == pytest.approx(math.exp(last["valid_loss"]))
@@ -107,7 +107,7 @@ def test_text_goes_on_with_its_hidden_state(method, tmp_path):
 
 def test_the_training_loss_is_that_of_the_last_weights(tmp_path):
     """Like the validation loss: in eval mode, with the text's state carried on."""
-    result = runner.train(pydocs(**{"model.dropout": "0.5"}), "none", 0, tmp_path)
+    result = train(pydocs(**{"model.dropout": "0.5"}), "none", 0, tmp_path)
     training = Training(pydocs(), parse.parse("none"), 0, device="cpu")
     training.bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     model, hidden, total, count = training.bare.eval(), None, 0.0, 0
@@ -123,37 +123,37 @@ def test_the_training_loss_is_that_of_the_last_weights(tmp_path):
 
 def test_no_checkpoint_before_its_time(tmp_path):
     with pytest.raises(Stopped):
-        runner.train(digits(), "none", 0, tmp_path, watch=StopAt(7), save_every=1000)
+        train(digits(), "none", 0, tmp_path, watch=StopAt(7), save_every=1000)
     assert not (tmp_path / "checkpoint.pt").exists()
     with pytest.raises(Stopped):
-        runner.train(digits(), "none", 0, tmp_path, watch=StopAt(7), save_every=0)
+        train(digits(), "none", 0, tmp_path, watch=StopAt(7), save_every=0)
     assert (tmp_path / "checkpoint.pt").exists()
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(tmp_path):
     recipe = digits(**{"optim.lr": "1e30", "optim.schedule": "constant"})
-    result = runner.train(recipe, "none", 0, tmp_path)
+    result = train(recipe, "none", 0, tmp_path)
     assert result.status == "failed" and not result.done
     assert "loss is" in result.reason and "epoch 1" in result.reason
     assert json.loads((tmp_path / "result.json").read_text())["reason"] == result.reason
-    assert runner.train(recipe, "none", 0, tmp_path) == result
+    assert train(recipe, "none", 0, tmp_path) == result
     before = (tmp_path / "result.json").stat().st_mtime_ns
-    assert runner.train(recipe, "none", 0, tmp_path, retry=True).reason == result.reason
+    assert train(recipe, "none", 0, tmp_path, retry=True).reason == result.reason
     assert (tmp_path / "result.json").stat().st_mtime_ns > before
-    penalised = runner.train(recipe, "seht-h(warmup=0)", 0, tmp_path / "seht")
+    penalised = train(recipe, "seht-h(warmup=0)", 0, tmp_path / "seht")
     assert penalised.status == "failed" and "NonFiniteError" in penalised.reason
 
 
 def test_a_done_run_is_not_run_again(tmp_path):
-    result = runner.train(digits(), "none", 0, tmp_path)
+    result = train(digits(), "none", 0, tmp_path)
     before = (tmp_path / "result.json").stat().st_mtime_ns
-    assert runner.train(digits(), "none", 0, tmp_path, watch=StopAt(1)) == result
+    assert train(digits(), "none", 0, tmp_path, watch=StopAt(1)) == result
     assert (tmp_path / "result.json").stat().st_mtime_ns == before
 
 
 def test_without_a_validation_split_the_best_epoch_is_the_last(tmp_path):
     recipe = digits(**{"data.validation": "0", "robustness": "false"})
-    result = runner.train(recipe, "none", 0, tmp_path)
+    result = train(recipe, "none", 0, tmp_path)
     assert result.metrics["best"] == {**result.metrics["last"], "epoch": 3}
     assert not any(name.startswith("valid") for name in result.metrics["last"])
 
@@ -166,9 +166,9 @@ def test_a_search_never_sees_the_test_set(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Images, "eval_batches", lambda self, split, *a: asked.append(split) or real(self, split, *a)
     )
-    runner.train(digits(), "none", 0, tmp_path / "a", test=False)
+    train(digits(), "none", 0, tmp_path / "a", test=False)
     assert asked.count("test") == 0 and asked.count("valid") == 3
-    runner.train(digits(), "none", 0, tmp_path / "b")
+    train(digits(), "none", 0, tmp_path / "b")
     # The last weights, six times rounded or disturbed, and the best if they are others.
     assert asked.count("test") in (7, 8)
     assert "valid" not in asked[asked.index("test") :]  # nothing is chosen after it
@@ -178,27 +178,27 @@ def test_a_search_never_sees_the_test_set(tmp_path, monkeypatch):
 
 
 def test_another_runs_directory_is_refused(tmp_path):
-    runner.train(digits(), "none", 0, tmp_path)
+    train(digits(), "none", 0, tmp_path)
     for recipe, method, seed, words in (
         (digits(epochs="4"), "none", 0, "recipe.epochs is 3 there, 4 here"),
         (digits(), "mixup", 0, "method is 'none' there, 'mixup' here"),
         (digits(), "none", 1, "seed is 0 there, 1 here"),
     ):
         with pytest.raises(RunError, match=words):
-            runner.train(recipe, method, seed, tmp_path)
+            train(recipe, method, seed, tmp_path)
 
 
 @pytest.fixture
 def stopped(tmp_path):
     with pytest.raises(Stopped):
-        runner.train(digits(), "none", 0, tmp_path, watch=StopAt(6), save_every=0)
+        train(digits(), "none", 0, tmp_path, watch=StopAt(6), save_every=0)
     return tmp_path / "checkpoint.pt"
 
 
 def refused(path, words):
     before = path.read_bytes()
     with pytest.raises(RunError, match=words) as error:
-        runner.train(digits(), "none", 0, path.parent)
+        train(digits(), "none", 0, path.parent)
     assert "\n" not in str(error.value) and str(path) in str(error.value)
     assert path.read_bytes() == before
     assert not (path.parent / "result.json").exists()
@@ -234,7 +234,7 @@ def test_a_checkpoint_with_code_in_it_is_not_run(stopped, tmp_path, monkeypatch)
 
 def test_leftovers_of_a_killed_write_are_removed(tmp_path):
     tmp_path.joinpath("metrics.csv.part").write_text("half a li")
-    runner.train(digits(), "none", 0, tmp_path)
+    train(digits(), "none", 0, tmp_path)
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -279,7 +279,7 @@ def test_the_plateau_divides_by_four_when_there_is_no_new_best():
 
 
 def test_the_run_uses_the_schedule(tmp_path):
-    runner.train(digits(**{"optim.lr": "0.1"}), "none", 0, tmp_path)
+    train(digits(**{"optim.lr": "0.1"}), "none", 0, tmp_path)
     with open(tmp_path / "metrics.csv") as file:
         found = [float(row["lr"]) for row in csv.DictReader(file)]
     assert found == pytest.approx(rates("cosine", 3))
@@ -289,10 +289,10 @@ def test_the_run_uses_the_schedule(tmp_path):
 
 
 def test_lines_and_bar(tmp_path, capsys):
-    runner.train(digits(), "seht-h(warmup=0)", 0, tmp_path / "lines", watch=Lines("seht-h, seed 0"))
+    train(digits(), "seht-h(warmup=0)", 0, tmp_path / "lines", watch=Lines("seht-h, seed 0"))
     out = capsys.readouterr().out
     assert "seht-h, seed 0: epoch 3/3, loss " in out and "trace" in out and "top-1" in out
-    runner.train(digits(), "seht-h", 0, tmp_path / "bar", watch=Bar("seht-h, seed 0"))
+    train(digits(), "seht-h", 0, tmp_path / "bar", watch=Bar("seht-h, seed 0"))
     out = capsys.readouterr().out
     assert "epoch 3/3" in out and "loss" in out and "valid" in out
 
@@ -300,7 +300,7 @@ def test_lines_and_bar(tmp_path, capsys):
 def test_tensorboard_reads_the_curves(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    undisturbed = runner.train(digits(), "none", 0, tmp_path / "a")
+    undisturbed = train(digits(), "none", 0, tmp_path / "a")
     assert undisturbed.done
     stopped_and_resumed(digits(), "none", tmp_path / "b", 6)
     curves = []

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from small import digits, outcome, pydocs
+from small import digits, outcome, pydocs, train
 
 from seht import measure
-from seht.lab import report, runner
+from seht.lab import report
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.measured import subjects
 from seht.lab.methods.parse import parse
@@ -23,7 +23,7 @@ def quiet(line):
 
 def test_they_are_those_of_the_trained_weights(tmp_path):
     recipe = digits(**{"epochs": "6", "spectrum": "80", "data.size": "50"})
-    result = runner.train(recipe, "none", 0, tmp_path / "run")
+    result = train(recipe, "none", 0, tmp_path / "run")
     (subject,) = subjects([str(tmp_path / "run")], "train")
     subject.model.eval()
     exact = measure.stability(subject.model, subject.loss_fn, subject.data)
@@ -40,27 +40,27 @@ def test_they_are_those_of_the_trained_weights(tmp_path):
 
 
 def test_few_products_give_bounds_and_none_nothing(tmp_path):
-    few = runner.train(digits(spectrum="5"), "none", 0, tmp_path / "few")
+    few = train(digits(spectrum="5"), "none", 0, tmp_path / "few")
     assert few.eigenvalues["converged"] is False and few.eigenvalues["products"] == 7
-    many = runner.train(digits(spectrum="80"), "none", 0, tmp_path / "many")
+    many = train(digits(spectrum="80"), "none", 0, tmp_path / "many")
     assert few.eigenvalues["smallest"] > many.eigenvalues["smallest"]
     assert few.eigenvalues["largest"] <= many.eigenvalues["largest"] * (1 + 1e-6)
-    none = runner.train(digits(spectrum="0"), "none", 0, tmp_path / "none")
+    none = train(digits(spectrum="0"), "none", 0, tmp_path / "none")
     assert none.eigenvalues is None and none.stability is None and none.trace is not None
-    search = runner.train(digits(), "none", 0, tmp_path / "search", test=False)
+    search = train(digits(), "none", 0, tmp_path / "search", test=False)
     assert search.eigenvalues is None
 
 
 def test_it_changes_nothing_else(tmp_path):
     """The global random state and the weights: what comes after the measurement is the same."""
-    results = [runner.train(digits(spectrum=n), "dropout", 0, tmp_path / n) for n in ("0", "20")]
+    results = [train(digits(spectrum=n), "dropout", 0, tmp_path / n) for n in ("0", "20")]
     assert results[0].metrics == results[1].metrics
     a, b = (torch.load(tmp_path / n / "model.pt", weights_only=True) for n in ("0", "20"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_of_a_language_model(tmp_path):
-    result = runner.train(pydocs(epochs="1"), "none", 0, tmp_path)
+    result = train(pydocs(epochs="1"), "none", 0, tmp_path)
     found = result.eigenvalues
     assert found["largest"] > found["smallest"] and found["products"] <= 42
     assert result.stability["verdict"] in ("unstable", "marginal", "undecided")
@@ -68,7 +68,7 @@ def test_of_a_language_model(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_weights_in_half_precision_are_measured_in_float(precision, tmp_path):
-    result = runner.train(digits(epochs="1", precision=precision), "none", 0, tmp_path)
+    result = train(digits(epochs="1", precision=precision), "none", 0, tmp_path)
     assert result.done and result.trace["estimate"] > 0
     assert result.eigenvalues["largest"] > 0
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -88,7 +88,7 @@ def test_a_measurement_that_cannot_be_made_says_why():
 def test_records_from_before_are_reported_and_go_on(tmp_path):
     """Neither the recipe's field nor the result's were there."""
     recipe, out, said = digits(epochs="1"), tmp_path / "c", []
-    entries = tuple(Entry(name, recipe, name) for name in ("none", "mixup"))
+    entries = tuple(Entry(parse(name), recipe) for name in ("none", "mixup"))
     compare(Comparison(recipe, entries, (0,), out), costs=False, say=quiet)
     for file in out.rglob("*.json"):
         content = json.loads(file.read_text())

@@ -17,13 +17,13 @@ from seht.lab import cost, report, search
 from seht.lab.config import Recipe
 from seht.lab.data import DataError
 from seht.lab.locks import alone
-from seht.lab.methods.parse import parse
+from seht.lab.methods.parse import Spec
 from seht.lab.places import check_comparison
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
 from seht.lab.schedulers import Scheduler
 from seht.lab.schedulers.local import InTurn
 from seht.lab.training import Training, repeatable
-from seht.lab.trials import SAVE_EVERY, Trial
+from seht.lab.trials import USUAL, Execution, Trial
 
 Say = Callable[[str], None]
 """Takes a line of progress."""
@@ -33,16 +33,25 @@ Say = Callable[[str], None]
 class Entry:
     """One row of the table: a method, on the recipe as this row wants it."""
 
-    method: str
-    """Its canonical text."""
+    method: Spec
     recipe: Recipe
-    slug: str
-    label: str | None = None
+    changes: str = ""
+    """What this row changes of the recipe, in words: a part of its name."""
+
+    @property
+    def label(self) -> str | None:
+        """Its name, where that is not the method's."""
+        return f"{self.method.text}@{self.changes}" if self.changes else None
 
     @property
     def name(self) -> str:
         """In tables and records."""
-        return self.label or self.method
+        return self.label or self.method.text
+
+    @property
+    def slug(self) -> str:
+        """The directory of its runs."""
+        return f"{self.method.slug}@{self.changes}" if self.changes else self.method.slug
 
 
 @dataclass(frozen=True)
@@ -53,25 +62,18 @@ class Comparison:
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
     out: Path
-    data_dir: str | None = None
-    device: str = "auto"
-    save_every: float = SAVE_EVERY
-    retry: bool = False
-    """Run again what has failed."""
+    execution: Execution = USUAL
 
     def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
         """One run of it; those that must not see the test set are kept apart."""
-        return Trial(
-            entry.recipe,
-            entry.method,
-            seed,
-            self.out / ("runs" if test else "grid") / entry.slug / f"seed-{seed}",
-            test,
-            entry.label,
-            self.data_dir,
-            self.device,
-            self.save_every,
-            self.retry,
+        out = self.out / ("runs" if test else "grid") / entry.slug / f"seed-{seed}"
+        return Trial(entry.recipe, entry.method, seed, out, test, entry.label, self.execution)
+
+    def training(self, entry: Entry) -> Training:
+        """A row's first run, about to begin, in this process."""
+        how = self.execution
+        return Training(
+            entry.recipe, entry.method, self.seeds[0], data_dir=how.data_dir, device=how.device
         )
 
     def trials(self) -> list[Trial]:
@@ -145,15 +147,8 @@ def fitting(
         try:
             for entry in row:
                 if comparison.trial(entry, comparison.seeds[0]).finished() is None:
-                    spec = parse(entry.method)
                     with repeatable(entry.recipe.threads):
-                        Training(
-                            entry.recipe,
-                            spec,
-                            comparison.seeds[0],
-                            data_dir=comparison.data_dir,
-                            device=comparison.device,
-                        )
+                        comparison.training(entry)
         except (MemoryError, RuntimeError):
             pass  # the machine that runs it may have room; if not, its runs say why
         except DataError as error:

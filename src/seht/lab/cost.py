@@ -12,10 +12,8 @@ import itertools
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seht.lab.config import Recipe
 from seht.lab.records import read_json, write_json
 from seht.lab.training import Training, repeatable
 
@@ -39,27 +37,20 @@ def complete(comparison: Comparison, say: Say) -> None:
     if found.get(baseline.name) != ONE:  # timed against another baseline
         found = {baseline.name: ONE}
     left = [entry for entry in others if entry.name not in found]
-    seed = comparison.seeds[0]
-    data_dir, device = comparison.data_dir, comparison.device
     for entry in left:
         say(f"timing {entry.name} against {baseline.name}")
         with repeatable(comparison.recipe.threads):
             try:
                 found[entry.name] = ratio(
-                    *(build(e.recipe, e.method, seed, data_dir, device) for e in (baseline, entry))
+                    *(in_the_middle(comparison.training(row)) for row in (baseline, entry))
                 )
             except (ArithmeticError, RuntimeError):
                 continue  # its runs say why
         write_json(path, found)
 
 
-def build(
-    recipe: Recipe, method: str, seed: int, data_dir: str | Path | None, device: str
-) -> Training:
-    """A training in its middle, about to make a step."""
-    from seht.lab.methods.parse import parse
-
-    training = Training(recipe, parse(method), seed, data_dir=data_dir, device=device)
+def in_the_middle(training: Training) -> Training:
+    """The same in its middle, about to make a step."""
     training.epoch = training.recipe.epochs // 2
     training.begin_epoch(0.0)
     training.model.train()

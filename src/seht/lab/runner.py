@@ -11,12 +11,10 @@ import math
 import time
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from seht.errors import NonFiniteError
 from seht.lab import checkpoint, ending
-from seht.lab.config import Recipe
 from seht.lab.ending import DivergedError, measures
 from seht.lab.epochs import score
 from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
@@ -25,72 +23,49 @@ from seht.lab.locks import alone
 from seht.lab.places import check_run
 from seht.lab.progress import Silence, Watch
 from seht.lab.ranks import join
-from seht.lab.records import Record, Result, RunError, fingerprint, plain, write
+from seht.lab.records import Record, Result, RunError, fingerprint, write
 from seht.lab.schedule import rate
 from seht.lab.spectrum import EXAMPLES, spectrum
 from seht.lab.training import Training, repeatable
-from seht.lab.trials import SAVE_EVERY
+from seht.lab.trials import Trial
 
 LOOK_EVERY = 20  # steps between two looks at the loss, which wait for the device
 
 
-def train(
-    recipe: Recipe,
-    method: str,
-    seed: int,
-    out: str | Path,
-    *,
-    data_dir: str | Path | None = None,
-    device: str = "auto",
-    devices: int = 1,
-    test: bool = True,
-    label: str | None = None,
-    watch: Watch | None = None,
-    save_every: float = SAVE_EVERY,
-    patience: float = 0.0,
-    retry: bool = False,
+def run(
+    trial: Trial, *, watch: Watch | None = None, patience: float = 0.0, devices: int = 1
 ) -> Result:
-    """Train one method with one seed in the directory ``out``, or go on where it was left.
+    """Train a trial in its directory, or go on where it was left.
 
     Returns the result, at once where there is one already. A loss that is not finite, or any other
     failure of the computation, is a result with the status ``failed`` and its reason; a directory
     that cannot be used is a :class:`~seht.lab.records.RunError`.
 
     Args:
-        recipe: the experiment.
-        method: its text, such as ``"seht-d(prob=0.05)+label-smoothing"``.
-        seed: of the initial weights, the order of the data and everything that is drawn.
-        out: the run's own directory.
-        data_dir: where to look for the data first.
-        device: Fabric's accelerator: ``auto``, ``cpu``, ``cuda``.
-        devices: so many processes share every batch (DDP); under ``torchrun``, those it started.
-        test: ``False`` keeps away from the test set (for searches on the validation split).
-        label: the method's name in records, where that is not its text.
+        trial: what is run, and where it goes.
         watch: is told how the run goes.
-        save_every: seconds between checkpoints.
         patience: seconds to wait for another process to leave the directory.
-        retry: run again what has failed.
+        devices: so many processes share every batch (DDP); under ``torchrun``, those it started.
     """
-    from seht.lab.methods.parse import parse
-
-    spec = parse(method)
-    ranks = join(device, devices, recipe.precision)
+    recipe, how = trial.recipe, trial.execution
+    ranks = join(how.device, devices, recipe.precision)
     watch = watch if watch is not None and ranks.leads else Silence()
-    record = Record(Path(out))
-    name = label or spec.text
-    config = describe(recipe, name, seed, test, ranks.count)
+    record = Record(trial.out)
+    config = trial.describe(ranks.count)
     with ExitStack() as held:
         ranks.lead(lambda: check_run(record.directory))
         ranks.lead(lambda: held.enter_context(alone(record.directory, patience)))
-        there = ranks.lead(lambda: record.ended(config, retry))
+        there = ranks.lead(lambda: record.ended(config, how.retry))
         if there is None:
-            run = _Run(name, seed, record, fingerprint(config), test, watch, save_every)
+            loop = _Loop(trial, record, fingerprint(config), watch)
             with repeatable(recipe.threads):
                 training = None
                 try:
-                    training = Training(recipe, spec, seed, data_dir=data_dir, ranks=ranks)
+                    training = Training(
+                        recipe, trial.method, trial.seed, data_dir=how.data_dir, ranks=ranks
+                    )
                     ranks.lead(lambda: record.claim(config))
-                    result = run.run(training)
+                    result = loop.run(training)
                 except ValueError as error:
                     if training is not None:
                         raise
@@ -101,7 +76,7 @@ def train(
                         raise  # a rank that is gone, perhaps: no result of the computation
                     if training is None:  # too large to be built, for example
                         record.claim(config)
-                    result = run.failed(error, training.step if training is not None else 0)
+                    result = loop.failed(error, training.step if training is not None else 0)
                 finally:
                     watch.close()
             ranks.lead(lambda: record.finish(result))
@@ -109,32 +84,11 @@ def train(
     return result if there is None else there
 
 
-def describe(
-    recipe: Recipe, method: str, seed: int, test: bool = True, ranks: int = 1
-) -> dict[str, Any]:
-    """What makes a run this run."""
-    from seht.lab.recipes import identity
-
-    found = {"recipe": identity(recipe), "method": method, "seed": seed, "test": test}
-    return plain(found | ({"ranks": ranks} if ranks > 1 else {}))
-
-
-class _Run:
+class _Loop:
     """The loop; :meth:`run` reads top to bottom."""
 
-    def __init__(
-        self,
-        method: str,
-        seed: int,
-        record: Record,
-        identity: str,
-        test: bool,
-        watch: Watch,
-        save_every: float,
-    ) -> None:
-        self.method, self.seed, self.test = method, seed, test
-        self.record, self.identity, self.watch = record, identity, watch
-        self.save_every = save_every
+    def __init__(self, trial: Trial, record: Record, identity: str, watch: Watch) -> None:
+        self.trial, self.record, self.identity, self.watch = trial, record, identity, watch
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0
@@ -163,7 +117,7 @@ class _Run:
                     self.watch.step(training.step)
                     now = time.perf_counter()
                     self.seconds += now - clock
-                    if self.ranks.any(now - saved > self.save_every):
+                    if self.ranks.any(now - saved > self.trial.execution.save_every):
                         self.save(training)
                         saved = time.perf_counter()
                     clock = time.perf_counter()
@@ -233,21 +187,21 @@ class _Run:
             training.model.load_state_dict(self.best["weights"])
         model = in_float(training.bare)
         batches = training.data.eval_batches("train", TRACE_EXAMPLES)
-        found = flatness(model, batches, self.seed)
+        found = flatness(model, batches, self.trial.seed)
         found["train_loss"] = ending.train_loss(training)
         found["wrong_labels"] = training.data.wrong or None
-        if self.test:  # a search looks at the validation split alone
+        if self.trial.test:  # a search looks at the validation split alone
             batches = training.data.eval_batches("train", EXAMPLES)
-            found |= spectrum(model, batches, self.seed, training.recipe.spectrum)
+            found |= spectrum(model, batches, self.trial.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
-        best = ending.figures(training, last, self.test)
-        metrics = {"last": best | ending.robust(training, "image", self.test)}
+        best = ending.figures(training, last, self.trial.test)
+        metrics = {"last": best | ending.robust(training, "image", self.trial.test)}
         row = self.best["row"] if self.best else last
         if self.best is not None and row["epoch"] != last["epoch"]:
             training.model.load_state_dict(self.best["weights"])
-            best = ending.figures(training, row, self.test)
+            best = ending.figures(training, row, self.trial.test)
         metrics["best"] = (
-            best | ending.robust(training, "text", self.test) | {"epoch": row["epoch"]}
+            best | ending.robust(training, "text", self.trial.test) | {"epoch": row["epoch"]}
         )
         return self.result("done", None, training.step, metrics, found)
 
@@ -268,8 +222,8 @@ class _Run:
         return Result(
             status=status,
             reason=reason,
-            method=self.method,
-            seed=self.seed,
+            method=self.trial.title,
+            seed=self.trial.seed,
             epochs=len(self.rows),
             steps=steps,
             seconds=round(self.seconds, 3),

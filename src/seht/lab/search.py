@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from seht.lab.config import Recipe
 from seht.lab.grids import grid_of, thinned
+from seht.lab.methods.parse import read, written
 from seht.lab.records import Result, RunError, write_json
 from seht.lab.schedulers import Scheduler
 
@@ -49,25 +50,17 @@ def candidates(text: str, recipe: Recipe, budget: int | None = None) -> list[str
                 f"{text} has {len(given)} alternatives and --budget is {budget}; leave some out"
             )
         return given
-    from seht.lab.methods.parse import parse
-
     grid, usual = grid_of(recipe)
-    written = []
-    for name, options in parse(text).parts:
-        own = {key: (value,) for key, value in options}
-        choices = {**grid.get(name, {}), **own}
-        written.append(
+    rows = []
+    for name, own in read(text).items():
+        choices = {**grid.get(name, {}), **{key: (value,) for key, value in own.items()}}
+        rows.append(
             [
-                name
-                + (
-                    f"({','.join(f'{k}={v}' for k, v in zip(choices, values, strict=True))})"
-                    if choices
-                    else ""
-                )
+                written(name, dict(zip(choices, values, strict=True)))
                 for values in itertools.product(*choices.values())
             ]
         )
-    return ["+".join(parts) for parts in thinned(written, budget or usual)]
+    return ["+".join(parts) for parts in thinned(rows, budget or usual)]
 
 
 def best(

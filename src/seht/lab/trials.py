@@ -4,87 +4,103 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from seht.lab import progress
 from seht.lab.config import Recipe
 from seht.lab.locks import alone, lock_of
-from seht.lab.records import Record, Result
+from seht.lab.methods.parse import Spec
+from seht.lab.progress import Watch
+from seht.lab.records import Record, Result, plain
 
-SAVE_EVERY = 30.0  # seconds
 PATIENCE = 10.0  # seconds; a killed comparison's workers may take a moment to leave
 
 
 @dataclass(frozen=True)
+class Execution:
+    """How runs are carried out, which is no part of what they are."""
+
+    data_dir: str | None = None
+    """Where to look for the data first."""
+    device: str = "auto"
+    """Fabric's accelerator: ``auto``, ``cpu``, ``cuda``."""
+    save_every: float = 30.0
+    """Seconds between checkpoints."""
+    retry: bool = False
+    """Whether what has failed is run again."""
+
+
+USUAL = Execution()
+
+
+@dataclass(frozen=True)
 class Trial:
-    """One run of a comparison: everything that its result depends on, and where it goes."""
+    """One run: everything that its result depends on, and where it goes."""
 
     recipe: Recipe
-    method: str
+    method: Spec
     seed: int
+    """Of the initial weights, the order of the data and everything that is drawn."""
     out: Path
+    """The run's own directory."""
     test: bool = True
+    """``False`` keeps away from the test set (for searches on the validation split)."""
     label: str | None = None
-    """The row's name where it is not the method's text."""
-    data_dir: str | None = None
-    device: str = "auto"
-    save_every: float = SAVE_EVERY
-    retry: bool = False
-    """Whether it is run again where it has failed."""
+    """The method's name in records, where that is not its text."""
+    execution: Execution = USUAL
+
+    @property
+    def title(self) -> str:
+        """The method's name in records."""
+        return self.label or self.method.text
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.label or self.method}, seed {self.seed}"
+        return f"{self.title}, seed {self.seed}"
 
     @property
     def begun(self) -> bool:
         """Whether a process has ever started on it."""
         return lock_of(self.out).exists()
 
+    def describe(self, ranks: int = 1) -> dict[str, Any]:
+        """What makes a run this run."""
+        from seht.lab.recipes import identity
+
+        found = {
+            "recipe": identity(self.recipe),
+            "method": self.title,
+            "seed": self.seed,
+            "test": self.test,
+        }
+        return plain(found | ({"ranks": ranks} if ranks > 1 else {}))
+
     def finished(self) -> Result | None:
         """Its result, if this very run has one that is to stay."""
-        from seht.lab.runner import describe
-
         record = Record(self.out)
         result = record.result()
         if result is not None:
-            name = self.label or self.method
-            record.check(describe(self.recipe, name, self.seed, self.test))
-            if self.retry and not result.done:
+            record.check(self.describe())
+            if self.execution.retry and not result.done:
                 return None
         return result
 
-    def run(self, watch: progress.Watch | None = None, patience: float = PATIENCE) -> Result:
-        """Train, here and now; ``patience``: seconds to wait for another process to leave."""
-        from seht.lab.runner import train
+    def run(
+        self, watch: Watch | None = None, patience: float = PATIENCE, devices: int = 1
+    ) -> Result:
+        """Train, here and now, or go on where it was left: :func:`seht.lab.runner.run`."""
+        from seht.lab.runner import run
 
-        return train(
-            self.recipe,
-            self.method,
-            self.seed,
-            self.out,
-            data_dir=self.data_dir,
-            device=self.device,
-            test=self.test,
-            label=self.label,
-            watch=watch,
-            save_every=self.save_every,
-            patience=patience,
-            retry=self.retry,
-        )
+        return run(self, watch=watch, patience=patience, devices=devices)
 
     def fail(self, reason: str, patience: float = PATIENCE) -> Result:
         """Write down why it failed, for a process that could not; a result that is there stays."""
-        from seht.lab.runner import describe
-
-        record = Record(self.out)
-        name = self.label or self.method
-        config = describe(self.recipe, name, self.seed, self.test)
+        record, config = Record(self.out), self.describe()
         with alone(self.out, patience):
-            there = record.ended(config, self.retry)
+            there = record.ended(config, self.execution.retry)
             if there is not None:
                 return there
             record.claim(config)
-            result = Result("failed", reason, name, self.seed, 0, 0, 0.0, {})
+            result = Result("failed", reason, self.title, self.seed, 0, 0, 0.0, {})
             record.finish(result)
         return result

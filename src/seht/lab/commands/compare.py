@@ -9,7 +9,7 @@ from typing import Any
 from seht.commands.numbers import whole
 from seht.extras import need
 from seht.lab.commands.arguments import add_power, add_shared, make_parser
-from seht.lab.commands.reading import read
+from seht.lab.commands.reading import execution_of, read
 from seht.lab.commands.rows import rows_of
 from seht.lab.commands.scheduling import say, scheduler_of
 from seht.lab.commands.told import told
@@ -118,10 +118,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
             tuple(entries),
             tuple(range(arguments.first_seed, arguments.first_seed + arguments.seeds)),
             out,
-            arguments.data_dir,
-            arguments.device,
-            arguments.save_every,
-            arguments.retry,
+            execution_of(arguments),
         ),
         grid=grid,
         grid_seeds=arguments.grid_seeds,

@@ -10,6 +10,7 @@ from seht.lab.commands.arguments import field_names
 
 if TYPE_CHECKING:
     from seht.lab.config import Recipe
+    from seht.lab.trials import Execution
 
 
 def read(make: Callable[[], Any]) -> Any:
@@ -65,6 +66,14 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
         if dot and option not in options(method):
             raise ValueError(f"{method}: {unknown('option', option, options(method))}")
         yield name.removeprefix("--"), value
+
+
+def execution_of(arguments: argparse.Namespace) -> Execution:
+    """How runs are carried out."""
+    from seht.lab.trials import Execution
+
+    names = ("data_dir", "device", "save_every", "retry")
+    return Execution(**{name: getattr(arguments, name) for name in names})
 
 
 def method_of(text: str) -> Any:

@@ -62,7 +62,5 @@ def _entry(recipe: Recipe, text: str, changes: dict[str, str] | None = None) -> 
 
     spec = method_of(text)
     spec.build(recipe)  # what does not fit is said now, not after an hour
-    if not changes:
-        return Entry(spec.text, recipe, spec.slug)
-    said = ",".join(f"{name}={value}" for name, value in changes.items())
-    return Entry(spec.text, recipe, f"{spec.slug}@{said}", f"{spec.text}@{said}")
+    said = ",".join(f"{name}={value}" for name, value in (changes or {}).items())
+    return Entry(spec, recipe, said)

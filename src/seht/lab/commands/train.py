@@ -9,7 +9,7 @@ from typing import Any
 from seht.commands.numbers import SEED, whole
 from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
-from seht.lab.commands.reading import chosen_recipe, method_of, read
+from seht.lab.commands.reading import chosen_recipe, execution_of, method_of, read
 from seht.lab.commands.told import told
 
 TRAIN = """\
@@ -56,20 +56,10 @@ def run_train(arguments: argparse.Namespace) -> int:
     read(lambda: spec.build(recipe))  # what does not fit is said before the first file is made
     default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
     out = Path(arguments.out or default)
-    from seht.lab.runner import train
+    from seht.lab.trials import Trial
 
-    result = train(
-        recipe,
-        spec.text,
-        arguments.seed,
-        out,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        devices=arguments.devices,
-        watch=progress.make(f"{spec.text}, seed {arguments.seed}"),
-        save_every=arguments.save_every,
-        retry=arguments.retry,
-    )
+    trial = Trial(recipe, spec, arguments.seed, out, execution=execution_of(arguments))
+    result = trial.run(progress.make(trial.name), patience=0.0, devices=arguments.devices)
     if not leads():
         return 0 if result.done else 1
     if not result.done:

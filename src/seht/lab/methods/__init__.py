@@ -6,7 +6,6 @@ before Lookahead before the average of weights.
 
 from __future__ import annotations
 
-from seht.lab.methods.asam import Asam
 from seht.lab.methods.base import Method
 from seht.lab.methods.confidence_penalty import ConfidencePenalty
 from seht.lab.methods.cutout import Cutout
@@ -22,41 +21,34 @@ from seht.lab.methods.label_smoothing import LabelSmoothing
 from seht.lab.methods.linbreg import LinBregMethod
 from seht.lab.methods.lookahead import Lookahead
 from seht.lab.methods.mixup import Mixup
-from seht.lab.methods.none import Nothing
 from seht.lab.methods.nontarget_uniform import NontargetUniform
 from seht.lab.methods.nso import Nso
-from seht.lab.methods.sam import Sam
-from seht.lab.methods.seht_d import SehtD
-from seht.lab.methods.seht_h import SehtH
-from seht.lab.methods.seht_s import SehtS
-from seht.lab.methods.weight_decay import WeightDecay
+from seht.lab.methods.sam import Asam, Sam
+from seht.lab.methods.trace import PENALTIES
+from seht.lab.methods.weight_decay import Nothing, WeightDecay
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        WeightDecay,
-        Nothing,
-        LinBregMethod,
-        Jacobian,
-        DropBlock,
-        ConfidencePenalty,
-        LabelSmoothing,
-        Cutout,
-        Mixup,
-        Dropout,
-        NontargetUniform,
-        FeatureRedundancy,
-        Fisher,
-        Nso,
-        HtrFull,
-        HtrMiddle,
-        SehtH,
-        SehtD,
-        SehtS,
-        Sam,
-        Asam,
-        Lookahead,
-        Ema,
-        EarlyStopping,
-    )
-}
+_ORDER: tuple[type[Method], ...] = (
+    WeightDecay,
+    Nothing,
+    LinBregMethod,
+    Jacobian,
+    DropBlock,
+    ConfidencePenalty,
+    LabelSmoothing,
+    Cutout,
+    Mixup,
+    Dropout,
+    NontargetUniform,
+    FeatureRedundancy,
+    Fisher,
+    Nso,
+    HtrFull,
+    HtrMiddle,
+    *PENALTIES,
+    Sam,
+    Asam,
+    Lookahead,
+    Ema,
+    EarlyStopping,
+)
+METHODS = {method.name: method for method in _ORDER}

@@ -6,10 +6,12 @@ the functions it overrides. Several are combined by asking each in turn.
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -63,6 +65,14 @@ class Run:
         return self.steps_per_epoch * self.recipe.epochs
 
 
+class Option(NamedTuple):
+    """Something about a method that a user can set."""
+
+    hint: Any
+    """Its type, as annotated."""
+    default: Any
+
+
 Closure = Callable[[], Any]
 """Returns ``(loss, aux)``: the loss of one forward pass, with every term of every method in it."""
 
@@ -89,6 +99,16 @@ class Method:
     """Whether a run ends with the weights of the epoch that was best on the validation data."""
     input_gradient: bool = False
     """Whether a term differentiates in ``forward.batch.x``."""
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """Every option by its name, in the order in which the method's text has them."""
+        hints = typing.get_type_hints(cls.__init__)
+        return {
+            name: Option(hints[name], parameter.default)
+            for name, parameter in inspect.signature(cls).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
 
     def configure(self, recipe: Recipe) -> Recipe:
         """Change the recipe, before anything is built from it."""

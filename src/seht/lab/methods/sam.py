@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation."""
+"""Sharpness-aware minimisation, in a ball and in one relative to the weights."""
 
 from __future__ import annotations
 
@@ -36,6 +36,26 @@ class Sam(Method):
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         """SAM around the same optimiser with the same groups."""
         return sharpness_aware(optimizer, self.model, rho=self.rho, adaptive=self.adaptive)
+
+
+class Asam(Sam):
+    r"""SAM in a ball measured relative to each weight.
+
+    .. math:: w + \rho\, \frac{w^2 g}{\lVert\, |w|\, g\, \rVert}
+
+    (products entry by entry) in place of SAM's :math:`w + \rho\, g / \lVert g \rVert`: the same for
+    a layer and for that layer scaled up with the next one scaled down. Kwon et al., arXiv
+    2102.11600, whose rho for CIFAR-10 is the default; without their eta, so that weights at 0 stay.
+
+    Args:
+        rho: the radius.
+    """
+
+    name = "asam"
+    excludes = frozenset({"sam"})
+
+    def __init__(self, *, rho: float = 0.5) -> None:
+        super().__init__(rho=rho, adaptive=True)
 
 
 def sharpness_aware(optimizer: Optimizer, model: nn.Module, **options: Any) -> Optimizer:

@@ -1,17 +1,22 @@
-"""What the methods made of :class:`seht.HessianTrace` share."""
+"""The methods made of :class:`seht.HessianTrace`: one for each estimator, and what they share."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from seht import HessianTrace
+from seht.estimators import ESTIMATORS, SehtS
 from seht.guards import warn
-from seht.lab.methods.base import Closure, Method, Run
+from seht.lab.methods.base import Closure, Method, Option, Run
 
 
 @dataclass(frozen=True)
@@ -31,22 +36,18 @@ class TracePenalty(Method):
 
     penalty: HessianTrace
 
-    def __init__(
-        self, *, kappa: float | None = None, two_sided: bool = False, **options: Any
-    ) -> None:
-        # The difference engine's own go along only where they were set: autograd refuses them.
-        engine = {"kappa": kappa, "two_sided": two_sided}
-        self.options = {**options, **{name: value for name, value in engine.items() if value}}
+    def __init__(self, **options: Any) -> None:
+        self.penalty_options = options
         # A wrong option should fail here, not when data and model have been built.
         self.make(_Smallest(), params=None, total_steps=1)
 
     def make(self, model: nn.Module, **changes: Any) -> HessianTrace:
         """The penalty of a model; ``total_steps`` is the length of the training."""
-        return HessianTrace(model, **{**self.options, **changes})
+        return HessianTrace(model, **{**self.penalty_options, **changes})
 
     def params(self, model: nn.Module) -> str | Sequence[str] | None:
         """Which tensors are probed."""
-        return self.options.get("params")
+        return self.penalty_options.get("params")
 
     def setup(self, run: Run) -> None:
         """With SAM a step calls the penalty twice; both calls count as one step of its schedule."""
@@ -62,6 +63,14 @@ class TracePenalty(Method):
             warn(
                 f"{self.name} penalises nothing here: its warm-up of {plain} steps outlasts the "
                 f"training of {run.steps}; give it as a fraction, {self.name}(warmup=0.1)"
+            )
+        estimator = self.penalty.estimator
+        coupled = any(isinstance(module, _BatchNorm) for module in run.model.modules())
+        if coupled and isinstance(estimator, SehtS) and estimator.coupling == "refuse":
+            # Said now, not at the first penalised step.
+            raise ValueError(
+                f"{self.name}: the examples of a batch meet in BatchNorm; use --model.norm group, "
+                f"or {self.name}(coupling=frozen)"
             )
 
     def objective(self, closure: Closure) -> Closure:
@@ -90,6 +99,50 @@ class TracePenalty(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self.penalty.load_state_dict(state)
+
+
+class EstimatorPenalty(TracePenalty):
+    r"""The loss plus :math:`\lambda` times the trace that an estimator of the library estimates.
+
+    Liu, Yu and Lin, arXiv 2208.05924. Its options are the estimator's, those of
+    :class:`seht.HessianTrace` and two of the difference engine; ``weight`` 1e-3 is the paper's for
+    CIFAR-10, there with 5 probes.
+    """
+
+    estimator: ClassVar[type[Any]]
+
+    def __init__(self, *, weight: float = 1e-3, **options: Any) -> None:
+        # The difference engine's own go along only where they were set: autograd refuses them.
+        engine = {name: options.pop(name) for name in _ENGINE if name in options}
+        options |= {name: value for name, value in engine.items() if value}
+        super().__init__(weight=weight, estimator=self.name, **options)
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """In this order: the weight, the estimator's, the penalty's, the engine's."""
+        own = typing.get_type_hints(cls.estimator)
+        hints = typing.get_type_hints(HessianTrace.__init__)
+        found = {"weight": Option(hints["weight"], 1e-3)}
+        found |= {f.name: Option(own[f.name], f.default) for f in dataclasses.fields(cls.estimator)}
+        for name, parameter in inspect.signature(HessianTrace).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in _LABS:
+                found.setdefault(name, Option(hints[name], parameter.default))
+        return found | _ENGINE
+
+
+_LABS = ("estimator", "boundary", "total_steps", "accumulate", "seed")
+"""Arguments of the penalty that the lab fills in."""
+_ENGINE = {"kappa": Option(float | None, None), "two_sided": Option(bool, False)}
+
+PENALTIES: list[type[Method]] = [
+    type(
+        estimator.__name__,
+        (EstimatorPenalty,),
+        {"name": name, "estimator": estimator, "__doc__": estimator.__doc__},
+    )
+    for name, estimator in ESTIMATORS.items()
+]
+"""A method of the same name for every estimator: a new one needs nothing here."""
 
 
 class _Smallest(nn.Module):

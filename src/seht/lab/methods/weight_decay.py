@@ -1,4 +1,4 @@
-"""The baseline."""
+"""The baseline, and no regularisation at all."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ class WeightDecay(Method):
     def configure(self, recipe: Recipe) -> Recipe:
         """Set the optimiser's weight decay."""
         return recipe if self.weight is None else with_decay(recipe, self.weight)
+
+
+class Nothing(Method):
+    """Plain SGD without weight decay: the paper's row "Vanilla" (it quotes arXiv 2105.04319)."""
+
+    name = "none"
+
+    def configure(self, recipe: Recipe) -> Recipe:
+        """Weight decay 0."""
+        return with_decay(recipe, 0.0)
 
 
 def with_decay(recipe: Recipe, weight: float) -> Recipe:

@@ -141,8 +141,9 @@ def need_ray() -> Any:
 
 def anywhere(trial: Trial) -> Trial:
     """The same with paths that mean the same in any directory."""
-    data_dir = trial.data_dir and os.path.abspath(trial.data_dir)
-    return replace(trial, out=trial.out.absolute(), data_dir=data_dir)
+    data_dir = trial.execution.data_dir
+    how = replace(trial.execution, data_dir=data_dir and os.path.abspath(data_dir))
+    return replace(trial, out=trial.out.absolute(), execution=how)
 
 
 def task_of(ours: dict[str, str], patience: float) -> Callable[[bytes], dict[str, Any]]:

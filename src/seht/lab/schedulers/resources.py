@@ -55,8 +55,9 @@ class Resources:
             most = max(node.get("CPU", 0) for node in nodes)
             cpus = min(trial.recipe.threads, most or trial.recipe.threads)
         if gpus is None:
+            device = trial.execution.device
             there = any(node.get("GPU", 0) >= 1 for node in nodes)
-            gpus = float(trial.device == "cuda" or (trial.device == "auto" and there))
+            gpus = float(device == "cuda" or (device == "auto" and there))
         if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             asked = f"{trial.name} takes {cpus:g} CPUs and {gpus:g} GPUs, and no node has so many"
             if not may_grow:

@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from seht.precision import policy as precision
-from seht.replay import buffers, checkpoints
-from seht.tensors import state
+from seht.replay import buffers
+from seht.tensors import interrupts, process
 
 
 class Boom(RuntimeError):
@@ -146,10 +145,9 @@ class Everything(Surroundings):
             "unmet": penalty._unmet.state(),
             "engine": copy.deepcopy(engine.state()),
             "lent": dict(buffers._lent),
-            "replaced": (checkpoints._PLACE._inside, precision._autocast._inside),
+            "process": {name: read() for name, read in process.CHANGES.items()},
             "attention": torch.nn.attention._cur_sdpa_kernel_backends(),
-            "held": (list(state._urgent), list(state._holds)),
-            "handler": signal.getsignal(signal.SIGINT),
+            "held": (list(interrupts._urgent), list(interrupts._holds)),
             "generators": [
                 m.generator.get_state().tolist() for m in model.modules() if isinstance(m, Own)
             ],

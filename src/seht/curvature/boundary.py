@@ -11,7 +11,7 @@ model counts to the loss, unless ``boundary=`` or a mark says otherwise.
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import Token
 from typing import Any
 
 import torch
@@ -25,10 +25,9 @@ from seht.probes import clean_name
 from seht.task import Task
 from seht.tensors.graph_need import Dropped
 from seht.tensors.nodes import node_of, reached
+from seht.tensors.process import BOUNDARY
 from seht.tensors.trees import mapped
 from seht.tensors.views import shares_memory
-
-_active: ContextVar[Boundary | None] = ContextVar("seht_boundary", default=None)
 
 
 def boundary(outputs: Any) -> Any:
@@ -36,7 +35,7 @@ def boundary(outputs: Any) -> Any:
 
     Use what it returns from there on. Outside a penalised step it returns its argument.
     """
-    current = _active.get()
+    current: Boundary | None = BOUNDARY.get()
     return outputs if current is None else current.mark(outputs)
 
 
@@ -103,7 +102,7 @@ class Boundary:
     def __enter__(self) -> Boundary:
         self._hooked, self._marked, self.roots, self._origins = [], [], [], {}
         self._depth = self._calls = 0
-        self._token: Token[Boundary | None] = _active.set(self)
+        self._token: Token[Boundary | None] = BOUNDARY.set(self)
         self._handles = [
             self._module.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._module.register_forward_hook(self._leave, always_call=True),
@@ -113,7 +112,7 @@ class Boundary:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        _active.reset(self._token)
+        BOUNDARY.reset(self._token)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.copied:

@@ -11,9 +11,7 @@ The one backward pass that follows is then the one that the reducer was told of.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar, Token
 from typing import Any
 
 import torch
@@ -28,11 +26,8 @@ from seht.replay.mode import _leave_alone
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure, split
 from seht.tensors.graph import Reached, leaves_of
+from seht.tensors.process import DDP_FORWARD, DETOUR
 
-_current: ContextVar[Detour | None] = ContextVar("seht_detour", default=None)
-_lock = threading.Lock()
-_open = 0
-_forward = DistributedDataParallel.forward
 _PLAIN, _PENALISED, _LOCAL = range(3)
 _COLLECTIVE = ("torch.distributed.nn", "torch.distributed._functional_collectives")
 """Where PyTorch keeps the collectives that have a gradient."""
@@ -72,13 +67,14 @@ class Detour(Call):
         return cls(kind=_LOCAL)
 
     def __enter__(self) -> Detour:
-        _install(1)
-        self._token: Token[Detour | None] = _current.set(self)
+        self._around = DDP_FORWARD.replaced(forward=_detoured)
+        self._around.__enter__()
+        self._token = DETOUR.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
-        _install(-1)
+        DETOUR.reset(self._token)
+        self._around.__exit__(None, None, None)
 
     def penalise(self) -> None:
         """From here on the closure runs several times.
@@ -101,7 +97,7 @@ class Detour(Call):
         if first:
             self.called.append(ddp)
         if self._kind == _PLAIN:
-            return _forward(ddp, *inputs, **kwargs)
+            return DDP_FORWARD.before["forward"](ddp, *inputs, **kwargs)
         _refuse_settings(ddp)
         if self._kind == _PENALISED and first:
             inputs, kwargs = self._before(ddp, inputs, kwargs)
@@ -185,18 +181,10 @@ def _weights(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
     return {id(p) for ddp in wrappers for p in ddp._module_parameters}
 
 
-def _install(more: int) -> None:
-    """Count the calls that are under way, in every thread: the class has one ``forward``."""
-    global _open
-    with _lock:
-        _open += more
-        DistributedDataParallel.forward = _detoured if _open else _forward  # type: ignore[method-assign]
-
-
 def _detoured(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-    detour = _current.get()
+    detour: Detour | None = DETOUR.get()
     if detour is None:  # another thread's
-        return _forward(self, *inputs, **kwargs)
+        return DDP_FORWARD.before["forward"](self, *inputs, **kwargs)
     return detour.forward(self, inputs, kwargs)
 
 

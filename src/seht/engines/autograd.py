@@ -55,9 +55,9 @@ from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
 from seht.tensors.interrupts import uninterrupted
 from seht.tensors.nodes import refuse_once
+from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 from seht.tensors.solid import solid
-from seht.tensors.watched import own_gradients
 
 ONCE = (
     "use engine='difference', which needs first derivatives only, or compute its backward with "

@@ -45,7 +45,7 @@ from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored
 from seht.tensors.hooks import hooks_of
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.watched import own_gradients
+from seht.tensors.process import own_gradients
 
 
 class DifferenceEngine:

@@ -36,13 +36,13 @@ from seht.estimators import Estimator, SehtS
 from seht.operators.affine import Affine, NotAffine
 from seht.persample.memory import Memory
 from seht.precision.half_weights import HALVES
-from seht.precision.tf32 import unshortened
 from seht.replay.groups import refuse_parallel
 from seht.replay.passes import Passes
 from seht.task import Closure, Directions, Task, refuse_scripted
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.graph_need import dropping, wants_graph
 from seht.tensors.interrupts import uninterrupted
+from seht.tensors.process import unshortened
 from seht.tensors.random_state import RandomState
 
 KAPPA = {

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from seht.operators.normalisations import NORMS
 from seht.tensors.hooks import REGISTER, heard_anyway, unheard
 from seht.tensors.layouts import laid_out, layout_of
 from seht.tensors.modulus import MODULI, modulus
+from seht.tensors.process import ATTENTION
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -60,17 +60,13 @@ def _aten_hardsigmoid_(self: Tensor) -> Tensor:
     return _hardsigmoid(self, inplace=True)
 
 
-_theirs: ContextVar[list[SDPBackend]] = ContextVar("seht_attention")
-"""The kernels that the user allows, while only the differentiable one is allowed."""
-
-
 def _attention(function: Callable[..., Any]) -> Callable[..., Any]:
     # The kernel that PyTorch would choose says how its result lies in memory.
     def call(*args: Any, **kwargs: Any) -> Any:
         query = args[0] if args else kwargs["query"]
         devices = [query.device] if query.is_cuda else []
         allowed = _cur_sdpa_kernel_backends()
-        allowed = _theirs.get() if allowed == [SDPBackend.MATH] else allowed
+        allowed = ATTENTION.get() if allowed == [SDPBackend.MATH] else allowed
         with torch.no_grad(), torch.random.fork_rng(devices), sdpa_kernel(allowed):
             plain = function(*args, **kwargs)
         with sdpa_kernel(SDPBackend.MATH):
@@ -154,9 +150,9 @@ def safe_ops(*, deaf: bool = False) -> Iterator[SafeOps]:
     functions like ``F.multi_head_attention_forward`` call where no mode sees it.
     """
     allowed = _cur_sdpa_kernel_backends()
-    token = _theirs.set(allowed if allowed != [SDPBackend.MATH] else _theirs.get(allowed))
+    token = ATTENTION.set(allowed if allowed != [SDPBackend.MATH] else ATTENTION.get(allowed))
     try:
         with sdpa_kernel(SDPBackend.MATH), SafeOps(deaf=deaf) as mode:
             yield mode
     finally:
-        _theirs.reset(token)
+        ATTENTION.reset(token)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from seht.errors import unknown
 from seht.precision.half_weights import HALVES, Copies, in_half, wide, widened
-from seht.precision.tf32 import shortened, unshortened
+from seht.precision.tf32 import shortened
 from seht.task import Task
 from seht.tensors.deferred import Deferred, normalised
 from seht.tensors.graph import coarser, leaves_of
-from seht.tensors.replaced import Replaced
+from seht.tensors.process import AUTOCAST, STRICT, unshortened
 from seht.tensors.trees import mapped
 
 PRECISIONS = ("full", "native")
@@ -51,19 +50,13 @@ def check_precision(precision: str) -> str:
     return precision
 
 
-_strict: ContextVar[Precision | None] = ContextVar("seht_strict", default=None)
-
-
 def _enter(self: Any) -> Any:
     """``torch.autocast.__enter__`` in a pass: compiled code must not find it on either."""
-    result = _autocast.originals["__enter__"](self)
-    precision = _strict.get()
+    result = AUTOCAST.before["__enter__"](self)
+    precision: Precision | None = STRICT.get()
     if precision is not None:
         precision.switch_off(self.device)
     return result
-
-
-_autocast = Replaced(torch.autocast, __enter__=_enter)
 
 
 class Precision:
@@ -114,12 +107,12 @@ class Precision:
         """Around one run of the closure: with ``"native"``, the user's autocast is on again."""
         if not self.native:
             self.widens = self.wide or bool(self._outside)  # each run comes to it by itself
-            token = _strict.set(self)
+            token = STRICT.set(self)
             try:
-                with _autocast.on():
+                with AUTOCAST.replaced(__enter__=_enter):
                     yield
             finally:
-                _strict.reset(token)
+                STRICT.reset(token)
             return
         if not self._outside:
             yield

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from seht.replay.groups import refuse_parallel
+from seht.tensors.process import MODULE_CALLS
 
 
 @dataclass
@@ -68,7 +68,7 @@ class BorrowedBuffers:
             self.__exit__()
             raise
         # Compiled code guards on global hooks: with one it would be compiled anew each time.
-        self._hook = None if compiles() else register_module_forward_pre_hook(self._meet)
+        self._hook = None if compiles() else MODULE_CALLS(self._meet)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -24,12 +24,17 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.replaced import Replaced
+from seht.tensors.process import CHECKPOINTS
 
 
 def checkpoints() -> AbstractContextManager[None]:
     """Checkpoints that are made in the block, inside a mode of ours, run again under that mode."""
-    return _PLACE.on()
+    return CHECKPOINTS.replaced(
+        _CheckpointFrame=_frame,
+        _checkpoint_hook=_hooks("_checkpoint_hook"),
+        _recomputation_hook=_hooks("_recomputation_hook"),
+        CheckpointFunction=_NotReentrant,
+    )
 
 
 def _mode() -> Any:
@@ -90,13 +95,4 @@ class _NotReentrant:
 
 
 def _real(name: str) -> Any:
-    return _PLACE.originals[name]
-
-
-_PLACE = Replaced(
-    place,
-    _CheckpointFrame=_frame,
-    _checkpoint_hook=_hooks("_checkpoint_hook"),
-    _recomputation_hook=_hooks("_recomputation_hook"),
-    CheckpointFunction=_NotReentrant,
-)
+    return CHECKPOINTS.before[name]

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim import Optimizer
 
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure
+from seht.tensors.process import OPTIMIZER_STEPS
 from seht.tensors.views import version
 
 
@@ -49,7 +50,7 @@ class Guarded:
         )
 
     def _run(self) -> Any:
-        handle = register_optimizer_step_pre_hook(self._refuse)
+        handle = OPTIMIZER_STEPS(self._refuse)
         try:
             return self._closure()
         finally:

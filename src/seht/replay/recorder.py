@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,14 +27,13 @@ from seht.replay.mode import Mode, idle
 from seht.replay.prefix import Prefix
 from seht.replay.witness import name
 from seht.tensors.layouts import Layout, layout_of
+from seht.tensors.process import ASKED
 from seht.tensors.random_state import RandomState
 from seht.tensors.trees import copies, tensors
 from seht.tensors.views import root_of, shares_memory, version
 
 SWITCH = torch._C._set_grad_enabled
 ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
-asked: ContextVar[int] = ContextVar("seht_asked", default=0)
-"""How often closures have asked :func:`seht.replaying`."""
 
 
 class Recorder(Mode):
@@ -49,7 +47,7 @@ class Recorder(Mode):
         """Function and whether it was frozen; decision; whether to hand out copies of it; how the
         result lies in memory.
         """
-        self.asked = asked.get()
+        self.asked = ASKED.get()
         self.compiles = compiles()
         # Compiled code is not replayed call by call: the centre and the others have own graphs.
         self.prefix = None if self.compiles else prefix

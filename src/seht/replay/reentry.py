@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from torch import Tensor
 
-_inside: ContextVar[bool] = ContextVar("seht_inside", default=False)
+from seht.tensors.process import INSIDE
+
 _lock = threading.Lock()
 _busy: dict[int, int] = {}
 """By identity of a weight: the thread whose step it is in."""
@@ -28,7 +28,7 @@ def busy() -> dict[int, int]:
 @contextmanager
 def alone(weights: Iterable[Tensor] = ()) -> Iterator[None]:
     """Nothing else of ours may run in the block, here or on these weights."""
-    if _inside.get():
+    if INSIDE.get():
         raise RuntimeError(
             "penalties cannot be nested: this call runs in the closure of another one, which "
             "repeats it; call both with plain closures and add the results"
@@ -41,11 +41,11 @@ def alone(weights: Iterable[Tensor] = ()) -> Iterator[None]:
                 "each thread a copy of the model, or hold one lock around each step"
             )
         _busy.update(dict.fromkeys(mine, threading.get_ident()))
-    token = _inside.set(True)
+    token = INSIDE.set(True)
     try:
         yield
     finally:
-        _inside.reset(token)
+        INSIDE.reset(token)
         with _lock:
             for weight in mine:
                 _busy.pop(weight, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
 
@@ -13,33 +12,32 @@ from torch import Tensor, nn
 
 from seht.persample.signs import Signs
 from seht.replay.mode import Generators, Mode, idle
-from seht.replay.recorder import ASSIGN, SWITCH, Recorder, asked
+from seht.replay.recorder import ASSIGN, SWITCH, Recorder
 from seht.replay.witness import name, unrepeatable
 from seht.tensors.layouts import Layout, laid_out
+from seht.tensors.process import ASKED, REPLAYING
 from seht.tensors.trees import StandIns, alike, copies, tensors
-
-_replaying: ContextVar[bool] = ContextVar("seht_replaying", default=False)
 
 
 def replaying() -> bool:
     """True in the extra runs of a closure: skip prints and metrics there."""
-    asked.set(asked.get() + 1)  # a closure that asks may leave something out
-    return _replaying.get()
+    ASKED.set(ASKED.get() + 1)  # a closure that asks may leave something out
+    return REPLAYING.get()
 
 
 def in_extra_run() -> bool:
     """The same for ourselves: asking does not count."""
-    return _replaying.get()
+    return REPLAYING.get()
 
 
 @contextmanager
 def extra_run() -> Iterator[None]:
     """Mark the block as an extra run of the closure."""
-    token = _replaying.set(True)
+    token = REPLAYING.set(True)
     try:
         yield
     finally:
-        _replaying.reset(token)
+        REPLAYING.reset(token)
 
 
 class Replayer(Mode):
@@ -58,7 +56,7 @@ class Replayer(Mode):
         self._next = 0
         self._used: list[int] = []
         self._compiles = recorder.compiles
-        self.lenient = asked.get() != recorder.asked
+        self.lenient = ASKED.get() != recorder.asked
         self._prefix = None if self.lenient else recorder.prefix
         self._in_prefix = self._prefix is not None
         self._skipped = 0

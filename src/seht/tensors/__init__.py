@@ -4,7 +4,7 @@
   ``layouts``, ``dtensors``, ``gradients`` (one for each leaf).
 - Graphs: ``graph`` (leaves, and gradients handed out later), ``nodes``, ``graph_need``,
   ``deferred``, ``solid``, ``modulus``, ``hooks``.
-- The process: ``random_state``, ``interrupts``, ``undo``, ``replaced``, ``watched``.
+- The process: ``process`` (all that we change in it), ``random_state``, ``interrupts``, ``undo``.
 
 The lowest floor: anyone may import it, and it imports nothing of ours.
 """

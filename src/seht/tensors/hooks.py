@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as everywhere
 from torch.utils.hooks import RemovableHandle
+
+from seht.tensors.process import BACKWARD_HOOKS, GLOBAL_HOOKS
 
 REGISTER = frozenset(
     {
@@ -55,10 +56,7 @@ def hooks_of(modules: Iterable[nn.Module]) -> list[dict[Any, Any]]:
         for hooks in (module._backward_hooks, module._backward_pre_hooks)
         if hooks
     ]
-    for hooks in (everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks):
-        if hooks:
-            found.append(hooks)
-    return found
+    return found + [hooks for hooks in GLOBAL_HOOKS if hooks]
 
 
 def _nothing(*_: Any) -> None:
@@ -71,11 +69,18 @@ def muted(hooks: list[dict[Any, Any]]) -> Iterator[None]:
 
     They are replaced, not removed: a module with hooks runs a few operations more.
     """
-    saved = [dict(part) for part in hooks]
+    own = [part for part in hooks if all(part is not table for table in GLOBAL_HOOKS)]
+    saved = [dict(part) for part in own]
+    everywhere = len(own) < len(hooks)
+    with BACKWARD_HOOKS.on(lambda: _mute(GLOBAL_HOOKS)) if everywhere else nullcontext():
+        _mute(own)
+        try:
+            yield
+        finally:
+            for part, kept in zip(own, saved, strict=True):
+                part.update(kept)
+
+
+def _mute(hooks: list[dict[Any, Any]]) -> None:
     for part in hooks:
         part.update(dict.fromkeys(part, _nothing))
-    try:
-        yield
-    finally:
-        for part, kept in zip(hooks, saved, strict=True):
-            part.update(kept)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from seht.tensors.process import INTERRUPT
 
 _urgent: list[bool] = []
 """Not empty while a second Ctrl-C waits for a place to break in."""
@@ -53,18 +54,18 @@ def uninterrupted() -> Iterator[None]:
     """
     previous: Callable[..., Any] | int | None = None
     if threading.current_thread() is threading.main_thread() and not _holds:
-        previous = signal.getsignal(signal.SIGINT)
+        previous = INTERRUPT.read()
     if not callable(previous):
         yield
         return
     hold = _Hold(previous)
     try:
-        signal.signal(signal.SIGINT, hold.note)
+        INTERRUPT.write(hold.note)
         _holds.append(hold)
         yield
     finally:
         _holds.clear()
-        signal.signal(signal.SIGINT, previous)
+        INTERRUPT.write(previous)
         hold.deliver()
 
 
@@ -85,11 +86,11 @@ def interruptible() -> Iterator[None]:
         yield
         return
     hold.deliver()
-    signal.signal(signal.SIGINT, hold.handler)
+    INTERRUPT.write(hold.handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, hold.note)
+        INTERRUPT.write(hold.note)
 
 
 def break_in() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seht.tensors.graph import Stored, leaves_of, quiet
-from seht.tensors.watched import own_gradients
+from seht.tensors.process import own_gradients
 
 
 class Undo:

@@ -1,0 +1,272 @@
+"""Every change that we make to the whole process, in one place, with what puts it back.
+
+A step must be seen and steered where PyTorch offers no local way. What is changed for all threads
+is declared here as a :class:`Change`, and what a block of code knows of itself as a context
+variable; the modules named beside each of them use it, for as long as is said there.
+Besides, PyTorch's own context managers are used around single passes (``inference_mode``,
+``enable_grad``, ``autocast``, ``sdpa_kernel``, ``cudnn.flags``), and random numbers are rewound by
+``random_state.py``.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.utils.checkpoint
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
+
+T = TypeVar("T")
+
+
+class Change(Generic[T]):
+    """Something of the process that is another while a block of ours runs.
+
+    ``read`` looks at it, ``write`` puts back what was read.
+    """
+
+    def __init__(self, read: Callable[[], T], write: Callable[[T], Any]) -> None:
+        self.read, self.write = read, write
+        self.before = read()
+        """How the first block that is inside now found it."""
+        self._lock = threading.Lock()
+        self._inside: set[object] = set()
+
+    @contextmanager
+    def on(self, make: Callable[[], Any]) -> Iterator[None]:
+        """``make`` it another while the block runs, in all threads.
+
+        The first one in makes the change, the last one out puts back what the first had found: one
+        thread must not take the change of another for what the user wanted.
+        """
+        block = object()
+        try:
+            with self._lock:
+                if not self._inside:
+                    self.before = self.read()
+                    self._inside.add(block)
+                    make()
+                self._inside.add(block)
+            yield
+        finally:
+            with self._lock:
+                if self._inside == {block}:
+                    self.write(self.before)
+                self._inside.discard(block)
+
+
+class Attributes(Change[dict[str, Any]]):
+    """Attributes of a module or class. What replaces them must do what they do wherever it is not
+    meant: it is called in all threads.
+    """
+
+    def __init__(self, owner: Any, *names: str) -> None:
+        self._owner = owner
+        super().__init__(lambda: {name: getattr(owner, name) for name in names}, self._assign)
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self._owner, name, value)
+
+    def replaced(self, **by: Any) -> AbstractContextManager[None]:
+        """They are replaced while the block runs."""
+        return self.on(partial(self._assign, by))
+
+
+AUTOCAST = Attributes(torch.autocast, "__enter__")
+"""An autocast that the closure enters is switched off at once: compiled code would not ask us.
+
+``precision/policy.py``, while a closure runs.
+"""
+
+CHECKPOINTS = Attributes(
+    torch.utils.checkpoint,
+    *("_CheckpointFrame", "_checkpoint_hook", "_recomputation_hook", "CheckpointFunction"),
+)
+"""A checkpoint that is made in a pass is computed again as in that pass.
+
+``replay/checkpoints.py``, while a closure runs or is differentiated by us.
+"""
+
+DDP_FORWARD = Attributes(DistributedDataParallel, "forward")
+"""The passes of a step run inside the wrapper, and its reducer hears of one.
+
+``distributed/detour.py``, during a call in a process group.
+"""
+
+INTERRUPT: Change[Any] = Change(
+    partial(signal.getsignal, signal.SIGINT), partial(signal.signal, signal.SIGINT)
+)
+"""Ctrl-C waits until everything is back. The main thread only, so that it is simply written.
+
+``interrupts.py``, during a call.
+"""
+
+_FABRIC = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
+_FLAG = "_in_fabric_backward"
+
+
+def _fabric() -> dict[str, bool]:
+    found = {name: getattr(sys.modules.get(name), _FLAG, None) for name in _FABRIC}
+    return {name: flag for name, flag in found.items() if flag is not None}
+
+
+def _set_fabric(flags: dict[str, bool]) -> None:
+    for name, flag in flags.items():
+        setattr(sys.modules[name], _FLAG, flag)
+
+
+FABRIC = Change(_fabric, _set_fabric)
+"""In mixed precision Fabric refuses every gradient that is not taken by ``fabric.backward(loss)``:
+``loss.backward()`` would forget its scaler. The gradients inside a step want no scaler.
+
+:func:`own_gradients`, while we differentiate; what the user does afterwards is watched as before.
+"""
+
+
+def own_gradients() -> AbstractContextManager[None]:
+    """Let the gradients of our passes through."""
+    return FABRIC.on(lambda: _set_fabric(dict.fromkeys(_fabric(), True)))
+
+
+# --- how float32 products are computed ------------------------------------------------------------
+
+OPERATIONS = [(b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
+_get_new = getattr(torch._C, "_get_fp32_precision_getter", None)
+_set_new: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
+# The attribute of torch.backends.cudnn refuses after torch.backends.disable_global_flags().
+_set_cudnn = torch._C._set_cudnn_allow_tf32
+
+Products = tuple[tuple[str, bool, bool] | None, dict[tuple[str, str], str]]
+"""PyTorch has two ways to say it, of which the older raises once the newer was used: precision of
+matrix products, TF32 in cuBLAS and in cuDNN, or None; and the newer, by operation, where it is.
+"""
+
+
+def _products() -> Products:
+    new = {} if _get_new is None else {place: _get_new(*place) for place in OPERATIONS}
+    try:
+        matmul = torch.get_float32_matmul_precision()
+        cublas, cudnn = torch.backends.cuda.matmul.allow_tf32, torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:
+        return None, new
+    return (matmul, cublas, cudnn), new
+
+
+def _set_products(found: Products) -> None:
+    old, new = found
+    if old is not None:
+        matmul, cublas, cudnn = old
+        torch.set_float32_matmul_precision(matmul)
+        if torch.backends.cuda.matmul.allow_tf32 != cublas:
+            torch.backends.cuda.matmul.allow_tf32 = cublas
+        _set_cudnn(cudnn)
+    for place, value in new.items():  # the older way sets several at once
+        if _get_new is not None and _get_new(*place) != value:
+            _set_new(*place, value)
+
+
+def _set_exact() -> None:
+    if PRODUCTS.before[0] is not None:
+        torch.set_float32_matmul_precision("highest")
+        _set_cudnn(False)
+    else:
+        for place in OPERATIONS:
+            _set_new(*place, "ieee")
+
+
+PRODUCTS = Change(_products, _set_products)
+"""Products and convolutions of float32 are not shortened to TF32 or bfloat16.
+
+:func:`unshortened`, during an estimate and its backward pass.
+"""
+
+
+def unshortened() -> AbstractContextManager[None]:
+    """Products and convolutions of float32 are computed in float32 while the block runs."""
+    return PRODUCTS.on(_set_exact)
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+GLOBAL_HOOKS: list[dict[int, Any]] = [
+    modules._global_backward_hooks,
+    modules._global_backward_pre_hooks,
+]
+
+
+def _set_hooks(tables: list[dict[int, Any]]) -> None:
+    for table, values in zip(GLOBAL_HOOKS, tables, strict=True):
+        table.update(values)
+
+
+BACKWARD_HOOKS = Change(lambda: [dict(table) for table in GLOBAL_HOOKS], _set_hooks)
+"""The user's own, on all modules, do nothing in passes that are not the loss's own.
+
+``hooks.py``, while a perturbed pass runs.
+"""
+
+MODULE_CALLS = modules.register_module_forward_pre_hook
+"""Modules that the closure calls beside the model are met, and their buffers lent.
+
+``replay/buffers.py``, while a closure runs; removed by its handle.
+"""
+
+OPTIMIZER_STEPS = optimizers.register_optimizer_step_pre_hook
+"""A closure that calls an optimiser's step is refused.
+
+``replay/closures.py``, while a closure runs; removed by its handle.
+"""
+
+
+CHANGES: dict[str, Callable[[], Any]] = {
+    "torch.autocast.__enter__": AUTOCAST.read,
+    "torch.utils.checkpoint": CHECKPOINTS.read,
+    "DistributedDataParallel.forward": DDP_FORWARD.read,
+    "the handler of Ctrl-C": INTERRUPT.read,
+    "Fabric's flag": FABRIC.read,
+    "float32 products": PRODUCTS.read,
+    "backward hooks on all modules": BACKWARD_HOOKS.read,
+    "calls of all modules": lambda: dict(modules._global_forward_pre_hooks),
+    "steps of all optimizers": lambda: dict(optimizers._global_optimizer_pre_hooks),
+}
+"""All of them, with a look at what they are now."""
+
+
+# --- what a block knows of itself, in this thread or asynchronous task, until it is reset --------
+
+REPLAYING: ContextVar[bool] = ContextVar("seht_replaying", default=False)
+"""An extra run of a closure (``replay/replayer.py``)."""
+
+ASKED: ContextVar[int] = ContextVar("seht_asked", default=0)
+"""How often closures have asked :func:`seht.replaying`, a count (``replay/replayer.py``)."""
+
+INSIDE: ContextVar[bool] = ContextVar("seht_inside", default=False)
+"""A step, in which there can be no other (``replay/reentry.py``)."""
+
+STRICT: ContextVar[Any] = ContextVar("seht_strict", default=None)
+"""The ``Precision`` that an autocast of the closure meets (``precision/policy.py``)."""
+
+BOUNDARY: ContextVar[Any] = ContextVar("seht_boundary", default=None)
+"""The ``Boundary`` that :func:`seht.boundary` marks the outputs for (``curvature/boundary.py``)."""
+
+DETOUR: ContextVar[Any] = ContextVar("seht_detour", default=None)
+"""The ``Detour`` that a call takes past DDP (``distributed/detour.py``)."""
+
+ATTENTION: ContextVar[Any] = ContextVar("seht_attention", default=None)
+"""The kernels that the user allows, while only the differentiable one is allowed
+(``operators/safe_forms.py``).
+"""
+
+VARIABLES: tuple[ContextVar[Any], ...] = (
+    REPLAYING, ASKED, INSIDE, STRICT, BOUNDARY, DETOUR, ATTENTION,
+)  # fmt: skip

@@ -8,116 +8,111 @@ With :math:`p = \mathrm{softmax}(z)`, a direction d in the logits of one example
     H d = p (d - m), \qquad q = d^T H d = v, \qquad
     \partial_z q = p \left((d - m)^2 - v\right) .
 
-The general way (``curved.py``) differentiates the loss three times, which costs more than the
-network where the logits are many: a language model's. This form needs a handful of passes over
-them, a few rows at a time, which the processor keeps at hand meanwhile. It is used where the graph
-between loss and logits is exactly that of ``F.cross_entropy``.
+The general way (``output_curvature.py``) differentiates the loss three times, which costs more than
+the network where the logits are many: a language model's. This form needs a handful of passes over
+them, a few rows at a time, and one tensor of their size for what it returns. It is used wherever
+the loss is made of cross-entropies (``cross_entropy.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_SAME_ORDER = frozenset(
-    f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Clone", "Alias")
-)
-"""What ``reshape`` leaves in the graph: the same numbers in the same order."""
-_SAME_NUMBERS = frozenset(("CloneBackward0", "AliasBackward0", "ToCopyBackward0"))
+from seht.curvature.cross_entropy import CrossEntropy, cross_entropies, in_rows
+from seht.curvature.rearrangement import signed
+
+_SAME_NUMBERS = frozenset(f"{name}Backward0" for name in ("Clone", "Alias", "ToCopy"))
 """Of the same shape, besides."""
-_MEAN, _SUM = 1, 2
-_AT_HAND = 1 << 18
-"""Logits of one stretch of rows: a megabyte, which a cache holds."""
+Stretch = tuple[CrossEntropy, slice, "slice | Tensor", Tensor, list[Tensor]]
 
 
 class SoftmaxCurvature:
-    """Of the mean (or summed) cross-entropy of logits that are one of the outputs."""
+    """Of a sum of cross-entropies of rows of the outputs."""
 
     curved = True
 
-    def __init__(self, outputs: list[Tensor], place: int, nll: Any, log_softmax: Any) -> None:
-        self._outputs, self._place = outputs, place
-        self._log_p = log_softmax._saved_result.detach()
-        target = nll._saved_target.unsqueeze(1)
-        kept = target != _signed(nll._saved_ignore_index)
-        self._target = target.where(kept, 0)  # what is ignored need not be a class
-        self._share = kept.to(self._log_p.dtype)
-        if nll._saved_reduction == _MEAN:
-            self._share = self._share / nll._saved_total_weight
+    def __init__(self, outputs: list[Tensor], terms: list[CrossEntropy]) -> None:
+        self._outputs, self._terms = [z.detach() for z in outputs], terms
+        self._dims = {term.place: term.dim for term in terms}
 
     @classmethod
     def match(cls, loss: Tensor, outputs: list[Tensor]) -> SoftmaxCurvature | None:
-        """If this loss is nothing but such a cross-entropy."""
-        nll: Any = loss.grad_fn
-        node: Any
-        if nll is None or nll.name() != "NllLossBackward0":
-            return None
-        if nll._saved_reduction not in (_MEAN, _SUM) or nll._saved_weight is not None:
-            return None
-        node, port = nll.next_functions[0]
-        if (
-            node is None
-            or node.name() != "LogSoftmaxBackward0"
-            or _signed(node._saved_dim) not in (1, -1)
-        ):
-            return None
-        log_softmax = node
-        while True:
-            node, port = node.next_functions[0]
-            for place, z in enumerate(outputs):
-                if _is_edge_of(z, node, port):
-                    one = z.dtype == log_softmax._saved_result.dtype
-                    return cls(outputs, place, nll, log_softmax) if one else None
-            if node is None or node.name() not in _SAME_ORDER:
-                return None
+        """If this loss is nothing but such a sum."""
+        terms = cross_entropies(loss, outputs)
+        return cls(outputs, terms) if terms else None
 
     def slopes(self) -> list[Tensor]:
         """dL/dz."""
-        ones = torch.ones_like(self._share)
-        return self._spread(
-            self._log_p.exp().scatter_add_(1, self._target, -ones).mul_(self._share)
-        )
+        found = self._zeros()
+        for term, part, rows, p, _ in self._stretches():
+            slope = p.mul_(term.share[part])
+            for classes, values in term.labels:
+                slope.scatter_add_(1, classes[part], values[part])
+            for spread in term.spread:
+                slope += spread[part]
+            _add(found[term.place], rows, slope)
+        return self._shaped(found)
 
     def product(self, direction: list[Tensor]) -> list[Tensor]:
         """H d."""
-        found = torch.empty_like(self._log_p)
-        for rows in self._stretches():
-            p, d, share = self._taken(rows, direction)
-            torch.mul(p, d - _rows(p, d), out=found[rows]).mul_(share)
-        return self._spread(found)
+        return self.pushed(direction, None, 1.0)[1]
 
     def along(self, direction: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """d^T H d, H d, and the derivative of the first in the outputs."""
-        product, third = torch.empty_like(self._log_p), torch.empty_like(self._log_p)
-        values = []
-        for rows in self._stretches():
-            p, d, share = self._taken(rows, direction)
-            centred = d - _rows(p, d)
-            own = torch.mul(p, centred, out=product[rows])
-            variance = _rows(own, centred)
+        value, product = self.pushed(direction, None, 1.0)
+        return value, product, self.pulled(direction, None, 1.0)
+
+    def pushed(
+        self, above: list[Tensor], below: list[Tensor] | None, width: Any, factor: Any = 1.0
+    ) -> tuple[Tensor, list[Tensor]]:
+        """d^T H d and ``factor`` H d, for d = (above - below) / width, or above itself."""
+        found, values = self._zeros(), [self._terms[0].share.new_zeros(())]
+        for term, part, rows, p, ends in self._stretches(above, below):
+            own, _, variance = _moments(p, ends, width)
+            share = term.share[part]
             values.append((variance * share).sum())
-            torch.mul(centred, own, out=third[rows]).addcmul_(p, variance, value=-1).mul_(share)
-            own.mul_(share)
-        value = torch.stack(values).sum() if values else self._share.sum()
-        return value, self._spread(product), self._spread(third)
+            _add(found[term.place], rows, own.mul_(share * factor))
+        return torch.stack(values).sum(), self._shaped(found)
 
-    def _stretches(self) -> Iterator[slice]:
-        """Rows that fit into a cache; all of them where there is none to be kind to."""
-        count, width = self._log_p.shape
-        step = max(1, _AT_HAND // max(1, width)) if self._log_p.device.type == "cpu" else count
-        for start in range(0, count, max(1, step)):
-            yield slice(start, start + step)
+    def pulled(
+        self, above: list[Tensor], below: list[Tensor] | None, width: Any, factor: Any = 0.0
+    ) -> list[Tensor]:
+        """The derivative of d^T H d in the outputs, less ``factor`` H d."""
+        found = self._zeros()
+        for term, part, rows, p, ends in self._stretches(above, below):
+            own, centred, variance = _moments(p, ends, width)
+            third = centred.sub_(factor).mul_(own).addcmul_(p, variance, value=-1)
+            _add(found[term.place], rows, third.mul_(term.share[part]))
+        return self._shaped(found)
 
-    def _taken(self, rows: slice, direction: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        d = direction[self._place].reshape(self._log_p.shape)
-        return self._log_p[rows].exp(), d[rows], self._share[rows]
+    def _stretches(self, *others: list[Tensor] | None) -> Iterator[Stretch]:
+        """A few rows of every term: the probabilities, and the same rows of other tensors."""
+        given = [self._outputs, *(other for other in others if other is not None)]
+        for term in self._terms:
+            z, *rest = [in_rows(other[term.place].detach(), term.dim) for other in given]
+            for part, rows in term.stretches(z.shape[1]):
+                yield term, part, rows, z[rows].softmax(1), [other[rows] for other in rest]
 
-    def _spread(self, part: Tensor) -> list[Tensor]:
-        parts = [torch.zeros_like(z) for z in self._outputs if z is not self._outputs[self._place]]
-        parts.insert(self._place, part.reshape(self._outputs[self._place].shape))
+    def _zeros(self) -> list[Tensor]:
+        return [
+            z.new_zeros(z.numel() // z.shape[d], z.shape[d])
+            if (d := self._dims.get(place)) is not None
+            else torch.zeros_like(z)
+            for place, z in enumerate(self._outputs)
+        ]
+
+    def _shaped(self, found: list[Tensor]) -> list[Tensor]:
+        """Rows as the outputs lie."""
+        parts = []
+        for place, (part, z) in enumerate(zip(found, self._outputs, strict=True)):
+            dim = self._dims.get(place)
+            if dim is not None:
+                part = part.view(z.movedim(dim, -1).shape).movedim(-1, dim)
+            parts.append(part)
         return parts
 
 
@@ -128,7 +123,7 @@ def log_softmax_dim(tensor: Tensor) -> int | None:
         node = node.next_functions[0][0]
     if node is None or node.name() != "LogSoftmaxBackward0":
         return None
-    return _signed(node._saved_dim)
+    return signed(node._saved_dim)
 
 
 def again(log_p: Tensor, dim: int) -> Tensor:
@@ -144,17 +139,16 @@ def again(log_p: Tensor, dim: int) -> Tensor:
     return given
 
 
-def _signed(number: int) -> int:
-    """Nodes show their numbers as unsigned ones."""
-    return number - (1 << 64) if number >= 1 << 63 else number
+def _moments(p: Tensor, ends: Sequence[Tensor], width: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """p (d - m), d - m, and the variance."""
+    d = ends[0] if len(ends) == 1 else (ends[0] - ends[1]).div_(width)
+    centred = d - (p * d).sum(1, keepdim=True)
+    own = p * centred
+    return own, centred, (own * centred).sum(1, keepdim=True)
 
 
-def _is_edge_of(z: Tensor, node: Any, port: int) -> bool:
-    if z.grad_fn is None:
-        return getattr(node, "variable", None) is z
-    return z.grad_fn is node and z.output_nr == port
-
-
-def _rows(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of the rows, as a column."""
-    return (a * b).sum(1, keepdim=True)
+def _add(total: Tensor, rows: slice | Tensor, part: Tensor) -> None:
+    if isinstance(rows, slice):
+        total[rows] += part
+    else:
+        total.index_add_(0, rows, part)

@@ -125,6 +125,12 @@ def test_check_of_a_right_model(run):
     assert run("check", "example_recipes:Recipes.example", "--engine", "autograd")[0] == 0
 
 
+def test_check_of_what_will_be_run(run):
+    form = ("--curvature", "ggn", "--boundary", "3", "--estimator", "seht-d", "--engine", "auto")
+    code, out, _ = run("check", "example_recipes:right", *form, "--directions", "1")
+    assert code in (0, 1) and "seht-d, curvature='ggn', boundary='3'" in out
+
+
 def test_check_of_a_wrong_model(run):
     code, out, _ = run("check", "example_recipes:wrong")
     assert code == 1

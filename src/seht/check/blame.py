@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,11 +33,11 @@ def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> Call | None:
     blame for what breaks on the plainest network too.
     """
     plainest = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
-    control = isolate(Call("", plainest, (torch.ones(2, 3, dtype=torch.float64),), {}, 0), box.seed)
+    control = isolate(Call("", plainest, (torch.ones(2, 3, dtype=torch.float64),), {}, 0), box)
     if control is None or breaks(control):
         return None
     for call in sorted(calls(box), key=lambda call: call.inner):
-        alone = isolate(call, box.seed)
+        alone = isolate(call, box)
         if alone is not None and breaks(alone):
             return call
     return None
@@ -73,15 +73,16 @@ def _inner(module: nn.Module, found: dict[int, Any]) -> int:
     return sum(id(child) in found for child in module.modules()) - 1
 
 
-def isolate(call: Call, seed: int) -> Sandbox | None:
-    """A problem of the module's own, or ``None`` where there is nothing to differentiate."""
+def isolate(call: Call, box: Sandbox) -> Sandbox | None:
+    """A problem of the module's own in the same form; ``None`` where nothing is differentiable."""
     alone = _Alone(call)
     try:
         with ordinary(), BorrowedBuffers(alone), torch.no_grad():
             outputs = list(_floats(alone()))
         if not outputs or not any(p.requires_grad for p in alone.parameters()):
             return None
-        return Sandbox(alone, _Smooth(outputs, seed), None, lambda name, tensor: True, seed)
+        smooth, form = _Smooth(outputs, box.seed), replace(box.form, boundary=None)
+        return Sandbox(alone, smooth, None, lambda name, tensor: True, box.seed, form)
     except Exception:  # a module that only runs in its place in the model
         return None
 

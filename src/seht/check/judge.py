@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -10,11 +12,15 @@ from seht.check.blame import Call, blame
 from seht.check.report import EngineReport
 from seht.check.sandbox import Sandbox, one_line
 from seht.check.truth import Inconclusive, Truth, asymmetry, measure
-from seht.engines import make_engine
+from seht.engines import Engine, make_engine
 from seht.probes import mix
 
 _MORE = 3
 """Further probes where only one of them disagrees."""
+_STEPS = 6
+"""Adapting steps in the model's own precision, before it is compared there."""
+_IMPRECISE = 0.5
+"""An error in the model's own precision beyond which the gradient is mostly something else."""
 
 
 class Truths:
@@ -59,43 +65,72 @@ class Answer:
         return max(self.value, self.gradient)
 
 
-def ask(box: Sandbox, truth: Truth, name: str, need: float) -> Answer:
-    """The engine's answer to the truth's task, used as a training step uses it.
+class Adapting:
+    """An engine as a training holds it: one for each copy, which adapts its step as it is used."""
 
-    The gradient is that of loss + trace, in one backward pass; the loss's own is taken off again.
-    It is compared as a whole and tensor by tensor, where the truth is sharp enough for that: a
-    module near the input may be wrong and yet add little to the whole.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        estimate = make_engine(name).estimate(box.task(truth.seed))
-        total = estimate.loss + estimate.trace
-        parts = torch.autograd.grad(total, list(box.leaves.values()), allow_unused=True)
-    gradient = {
-        n: -truth.base[n] if part is None else part.detach().to_dense() - truth.base[n]
-        for n, part in zip(box.leaves, parts, strict=True)
-    }
-    flat = torch.cat([part.flatten() for part in gradient.values()])
-    sharp = [m.error(gradient[n].flatten()) for n, m in truth.parts.items() if m.noise < need]
-    loss = abs(estimate.loss.item() - truth.loss) / max(abs(truth.loss), 1e-12)
-    value = truth.trace.error(estimate.trace.detach().double().cpu())
-    return Answer(max(value, loss), max(truth.whole.error(flat), *sharp, 0.0))
+    def __init__(self, name: str, need: float) -> None:
+        self.name, self._need = name, need
+        self._engines: dict[int, Engine] = {}
+
+    def step(self, box: Sandbox, seed: int) -> tuple[Any, list[Any]]:
+        """One training step: the estimate, and the gradient of loss + trace in one backward."""
+        engine = self._engines.setdefault(id(box), make_engine(self.name))
+        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the report says it
+            estimate = engine.estimate(replace(box.task(seed), weight=1.0), watch=True)
+            total = estimate.loss + estimate.trace
+            parts = torch.autograd.grad(total, list(box.leaves.values()), allow_unused=True)
+            if estimate.learn is not None:
+                estimate.learn()
+        return estimate, list(parts)
+
+    def kappa(self, box: Sandbox) -> float | None:
+        """The relative step it has come to."""
+        return getattr(getattr(self._engines[id(box)], "steps", None), "kappa", None)
+
+    def ask(self, box: Sandbox, truth: Truth) -> Answer:
+        """The engine's answer to the truth's task; the loss's own gradient is taken off again.
+
+        It is compared as a whole and tensor by tensor, where the truth is sharp enough for that: a
+        module near the input may be wrong and yet add little to the whole.
+        """
+        estimate, parts = self.step(box, truth.seed)
+        gradient = {
+            n: -truth.base[n] if part is None else part.detach().to_dense().double() - truth.base[n]
+            for n, part in zip(box.leaves, parts, strict=True)
+        }
+        flat = torch.cat([part.flatten() for part in gradient.values()])
+        known = truth.parts.items() if box.wide else ()  # of small parts rounding is known
+        sharp = [m.error(gradient[n].flatten()) for n, m in known if m.noise < self._need]
+        loss = abs(estimate.loss.item() - truth.loss) / max(abs(truth.loss), 1e-12)
+        value = truth.trace.error(estimate.trace.detach().double().cpu())
+        return Answer(max(value, loss), max(truth.whole.error(flat), *sharp, 0.0))
 
 
 def judge(
-    box: Sandbox, name: str, truths: Truths, directions: int, tolerance: float
+    box: Sandbox,
+    name: str,
+    truths: Truths,
+    directions: int,
+    tolerance: float,
+    own: Sandbox | None = None,
 ) -> EngineReport:
-    """Compare along ``directions`` probes, and along some more where a single one disagrees."""
+    """Compare along ``directions`` probes, and along some more where a single one disagrees.
+
+    ``own`` is a copy in the model's own precision, where there is less of it.
+    """
     answers: list[Answer] = []
     bad: list[int] = []
+    engine = Adapting(name, truths.need)
     try:
         for count in (directions, directions + _MORE):
             known = truths.take(count)
-            answers += [ask(*pair, name, truths.need) for pair in known[len(answers) :]]
+            answers += [engine.ask(*pair) for pair in known[len(answers) :]]
             bad = [k for k, answer in enumerate(answers) if not answer.error <= tolerance]
             if len(bad) != 1:
                 break
         if not answers:
-            make_engine(name).estimate(box.task(0))  # whether it runs at all can still be seen
+            engine.step(box, 0)  # whether it runs at all can still be seen
             return EngineReport(name, "inconclusive", reason=truths.reason)
     except Exception as error:
         kind = type(error)
@@ -103,7 +138,7 @@ def judge(
         return _named(EngineReport(name, "failed", reason=one_line(error)), culprit)
     found = EngineReport(name, "trusted", max(a.error for a in answers), len(answers))
     if not bad:
-        return found
+        return found if own is None else _in_own_precision(found, box, own, known, truths.need)
     if len(bad) == 1:  # two steps agreed on a wrong truth by accident, or it is rarely wrong
         reason = f"one direction of {len(answers)} disagrees with the truth, the others agree"
         return replace(found, verdict="inconclusive", reason=reason)
@@ -125,19 +160,46 @@ def judge(
     return _named(replace(found, verdict="wrong", reason=reason), culprit)
 
 
+def _in_own_precision(
+    found: EngineReport,
+    box: Sandbox,
+    own: Sandbox,
+    known: list[tuple[Sandbox, Truth]],
+    need: float,
+) -> EngineReport:
+    """The same at the user's weights in the user's precision, after some adapting steps."""
+    engine = Adapting(found.engine, need)
+    truths = [truth for where, truth in known if where is box]
+    try:
+        kappas: list[float] = []
+        for k in range(_STEPS):
+            engine.step(own, mix(own.seed, k, 7))
+            if (kappa := engine.kappa(own)) is not None:
+                kappas.append(kappa)
+        errors = [engine.ask(own, truth).error for truth in truths]
+    except Exception as error:
+        dtype = str(next(iter(own.leaves.values())).dtype).removeprefix("torch.")
+        return replace(found, verdict="failed", reason=f"in {dtype}: {one_line(error)}")
+    moved = (min(kappas), max(kappas)) if kappas else None
+    found = replace(found, steps=_STEPS + len(errors), kappa=moved, own=max(errors, default=None))
+    if found.own is not None and not found.own <= _IMPRECISE:
+        reason = "right in float64, but hidden by rounding in the precision of the model's weights"
+        advice = "probe more weights, look again when it has trained a little, or use .double()"
+        return replace(found, verdict="imprecise", reason=reason, advice=advice)
+    return found
+
+
 def _is_wrong(alone: Sandbox, name: str, need: float, tolerance: float) -> bool:
     try:
         truth = measure(alone, alone.seed, need)
-        return not ask(alone, truth, name, need).error <= tolerance
+        return not Adapting(name, need).ask(alone, truth).error <= tolerance
     except Exception:  # inconclusive alone, or it cannot run alone: no evidence
         return False
 
 
 def _fails(alone: Sandbox, name: str, kind: type[Exception]) -> bool:
     try:
-        estimate = make_engine(name).estimate(alone.task(alone.seed))
-        total = estimate.loss + estimate.trace
-        torch.autograd.grad(total, list(alone.leaves.values()), allow_unused=True)
+        Adapting(name, 1.0).step(alone, alone.seed)
     except Exception as error:
         return type(error) is kind
     return False

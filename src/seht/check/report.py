@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Verdict = Literal["trusted", "wrong", "inconclusive", "failed"]
+Verdict = Literal["trusted", "wrong", "imprecise", "inconclusive", "failed"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,12 @@ class EngineReport:
     """The largest relative difference from the truth, in the trace or its gradient."""
     directions: int = 0
     """Along how many random probes it was measured."""
+    own: float | None = None
+    """The same error in the precision of the model's weights, after some adapting steps."""
+    steps: int = 0
+    """How many these were."""
+    kappa: tuple[float, float] | None = None
+    """The smallest and largest relative step that the difference engine took there."""
     module: str | None = None
     """The module that breaks the engine on its own (``""``: the model's own forward)."""
     kind: str | None = None
@@ -35,8 +41,14 @@ class EngineReport:
             place = f"module {self.module!r}" if self.module else "the model's own forward"
             where = f" because of {place} ({self.kind})"
         measured = f"relative error {self.error or 0:.2g} over {count}"
+        if self.own is not None:
+            measured += f"; {self.own:.2g} in the model's own precision after {self.steps} steps"
+        if self.kappa is not None:
+            measured += f" of {' to '.join(f'{k:.1g}' for k in dict.fromkeys(self.kappa))}"
         if self.verdict == "trusted":
             said = f"the penalty's gradient can be trusted ({measured})"
+        elif self.verdict == "imprecise":
+            said = f"the penalty's gradient is IMPRECISE ({measured}); {self.reason}"
         elif self.verdict == "wrong":
             said = f"the penalty's gradient is WRONG ({measured}){where}; {self.reason}"
         elif self.verdict == "failed":
@@ -56,24 +68,32 @@ class CheckReport:
     tensors: int
     weights: int
     loss: float
+    curvature: str = "hessian"
+    boundary: str | None = None
+    estimator: str = "seht-h"
 
     @property
     def ok(self) -> bool:
-        """Whether every engine that was checked can be trusted."""
+        """Whether every engine that was checked can be trusted with this curvature, boundary and
+        estimator.
+        """
         return all(report.verdict == "trusted" for report in self.engines.values())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         plain = {"ok": self.ok, **asdict(self)}
         for report in plain["engines"].values():
-            if report["error"] is not None and not math.isfinite(report["error"]):
-                report["error"] = None  # JSON knows no infinity; the verdict says it
+            for name in ("error", "own"):
+                if report[name] is not None and not math.isfinite(report[name]):
+                    report[name] = None  # JSON knows no infinity; the verdict says it
         return plain
 
     def __str__(self) -> str:
         """A line on what was checked and one for each engine."""
         head = (
             f"{self.model}: {self.weights:,} probed weights in {self.tensors} tensors, "
-            f"loss {self.loss:.4g}, on a float64 copy"
+            f"loss {self.loss:.4g}, on a float64 copy; {self.estimator}, "
+            f"curvature={self.curvature!r}"
+            + (f", boundary={self.boundary!r}" if self.boundary else "")
         )
         return "\n".join([head, *map(str, self.engines.values())])

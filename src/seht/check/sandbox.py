@@ -6,21 +6,34 @@ import copy
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from seht import functional, probes
 from seht.check.tape import Tape
-from seht.estimators import SehtH
+from seht.estimators import Estimator, SehtH
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import Task, check_loss, split
+from seht.tensors.trees import mapped
 
 LossFn = Callable[[nn.Module, Any], Any]
 Gradient = dict[str, Tensor]
+_DRAWS = 10_000
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Which penalty is checked: the arguments of :class:`seht.HessianTrace` that it depends on."""
+
+    curvature: str = "hessian"
+    boundary: str | None = None
+    estimator: Estimator = dataclasses.field(default_factory=SehtH)
 
 
 class Sandbox:
@@ -32,13 +45,23 @@ class Sandbox:
         batch: the copy; each evaluation gets a copy of its own.
         params: which tensors are probed.
         seed: of the randomness inside the model (dropout).
+        form: what is estimated.
+        wide: whether copies are in float64, and what the model casts to less stays there.
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFn, batch: Any, params: probes.ParamSpec, seed: int
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batch: Any,
+        params: probes.ParamSpec,
+        seed: int,
+        form: Form | None = None,
+        *,
+        wide: bool = True,
     ) -> None:
         self.model, self.loss_fn, self.batch = model, loss_fn, batch
-        self.params, self.seed = params, seed
+        self.params, self.seed, self.form, self.wide = params, seed, form or Form(), wide
         self.chosen = probes.choose(model, params)
         self.leaves = {
             probes.clean_name(name): tensor
@@ -49,37 +72,57 @@ class Sandbox:
     def closure(self) -> Any:
         """The loss, with the random state it always starts from."""
         _seed_everything(self.seed)
-        return self.loss_fn(self.model, double(self.batch))
+        with Widened() if self.wide else nullcontext():
+            return self.loss_fn(self.model, copied(self.batch, wide=self.wide))
 
     def gradient(
         self, shift: Gradient | None = None, step: float = 0.0, tape: Tape | None = None
     ) -> tuple[float, Gradient]:
         """Loss and ordinary gradient at ``weights + step * shift``; the weights come back."""
-        moved = {name: self.leaves[name] for name in shift or ()}
-        before = {name: tensor.detach().clone() for name, tensor in moved.items()}
-        try:
-            with torch.no_grad():
-                for name, tensor in moved.items():
-                    tensor.add_(shift[name], alpha=step)  # type: ignore[index]
-            with ordinary(), BorrowedBuffers(self.model):
-                with tape or nullcontext():
-                    loss = check_loss(split(self.closure())[0])
-                parts = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
-        finally:
-            with torch.no_grad():
-                for name, tensor in moved.items():
-                    tensor.copy_(before[name])
+        with self.at(shift, step), ordinary(), BorrowedBuffers(self.model):
+            with tape or nullcontext():
+                loss = check_loss(split(self.closure())[0])
+            parts = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
         gradient = {
             name: torch.zeros_like(leaf) if part is None else part.detach().to_dense()
             for (name, leaf), part in zip(self.leaves.items(), parts, strict=True)
         }
         return loss.item(), gradient
 
+    @contextmanager
+    def at(self, shift: Gradient | None, step: float) -> Iterator[None]:
+        """The weights are ``step * shift`` away in the block."""
+        moved = {name: self.leaves[name] for name in shift or ()}
+        before = {name: tensor.detach().clone() for name, tensor in moved.items()}
+        try:
+            with torch.no_grad():
+                for name, tensor in moved.items():
+                    tensor.add_(shift[name], alpha=step)  # type: ignore[index]
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in moved.items():
+                    tensor.copy_(before[name])
+
     def task(self, seed: int) -> Task:
-        """One SEHT-H probe over all chosen tensors, as an engine is asked for it."""
-        task = functional.make_task(self.model, self.closure, self.chosen, SehtH(), seed)
-        assert task is not None  # SEHT-H draws every tensor
-        return task
+        """One estimate, as an engine is asked for it; the next seed where this draws no layer."""
+        form = self.form
+        for k in range(_DRAWS):
+            task = functional.make_task(
+                self.model,
+                self.closure,
+                self.chosen,
+                form.estimator,
+                probes.mix(seed, k) if k else seed,
+                curvature=form.curvature,
+                boundary=form.boundary,
+            )
+            if task is not None:
+                return task
+        raise ValueError(
+            f"{form.estimator.name} drew no layer in {_DRAWS} steps, so that there is nothing to "
+            "check; raise prob= or layer_prob="
+        )
 
     def nearby(self) -> Sandbox:
         """The same problem at weights a little aside, where none of them is exactly zero.
@@ -98,7 +141,24 @@ class Sandbox:
                 size = (tensor.shape[0] / tensor.numel()) ** 0.5 if tensor.dim() > 1 else 0.1
             with torch.no_grad():
                 tensor.add_(noise.to(tensor), alpha=size)
-        return Sandbox(model, self.loss_fn, self.batch, self.params, self.seed)
+        return Sandbox(model, self.loss_fn, self.batch, self.params, self.seed, self.form)
+
+
+class Widened(TorchFunctionMode):
+    """Casts to float32 and less go to float64, as in the losses of Hugging Face's models."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every type that is asked for is float64."""
+        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            return Tensor.double(*args)
+
+        def wide(value: Any) -> Any:
+            narrow = isinstance(value, torch.dtype) and value in _NARROW
+            return torch.float64 if narrow else value
+
+        return func(*map(wide, args), **{name: wide(v) for name, v in (kwargs or {}).items()})
 
 
 @contextmanager
@@ -132,8 +192,8 @@ def _seed_everything(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """A float64 copy that shares nothing with the model."""
+def copy_model(model: nn.Module, *, wide: bool = True) -> nn.Module:
+    """A float64 copy (or one as precise as the model) that shares nothing with it."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         # Results kept from an earlier pass (as by hook-based weight norm) refuse to be copied.
@@ -149,30 +209,24 @@ def copy_model(model: nn.Module) -> nn.Module:
         ) from error
     for parameter in copied.parameters():
         parameter.grad = None
-    return copied.double()
+    return copied.double() if wide else copied
 
 
 def double(value: Any) -> Any:
     """A copy with every floating tensor in float64: tuples, lists, mappings, dataclasses."""
-    if isinstance(value, Tensor):
-        wide = {True: torch.float64, False: value.dtype}[value.is_floating_point()]
-        if value.is_complex():
-            wide = torch.complex128
-        return value.detach().to(wide, copy=True).requires_grad_(value.requires_grad)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(double, value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(double, value))
-    if isinstance(value, dict):
-        copied = copy.copy(value)
-        copied.update({key: double(item) for key, item in value.items()})
-        return copied
-    if isinstance(value, Mapping):
-        return {key: double(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{f: double(getattr(value, f)) for f in fields})
-    return value
+    return copied(value, wide=True)
+
+
+def copied(value: Any, *, wide: bool) -> Any:
+    """A copy of a batch, in float64 or in its own types."""
+
+    def one(tensor: Tensor) -> Tensor:
+        dtype = tensor.dtype
+        if wide and (tensor.is_floating_point() or tensor.is_complex()):
+            dtype = torch.complex128 if tensor.is_complex() else torch.float64
+        return tensor.detach().to(dtype, copy=True).requires_grad_(tensor.requires_grad)
+
+    return mapped(value, one)
 
 
 def one_line(error: BaseException) -> str:

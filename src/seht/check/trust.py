@@ -15,16 +15,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from seht import probes
+from seht import estimators, functional, probes
 from seht.check.judge import Truths, judge
 from seht.check.report import CheckReport, EngineReport
-from seht.check.sandbox import LossFn, Sandbox, copy_model, double, one_line, own_randomness
+from seht.check.sandbox import (
+    Form,
+    LossFn,
+    Sandbox,
+    copied,
+    copy_model,
+    double,
+    one_line,
+    own_randomness,
+)
+from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
+from seht.estimators import Estimator
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import check_loss, split
 
 __all__ = ["CheckReport", "EngineReport", "check"]
+
+_ARGUMENTS = ("engines", "curvature", "boundary", "estimator", "params", "directions", "tolerance")
+"""What may have been meant by an option that no estimator knows."""
 
 
 def check(
@@ -33,15 +47,21 @@ def check(
     batch: Any,
     *,
     engines: str | Iterable[str] | None = None,
+    curvature: str = "hessian",
+    boundary: str | None = None,
+    estimator: str | Estimator = "seht-h",
     params: probes.ParamSpec = None,
     directions: int = 3,
     seed: int = 0,
     tolerance: float = 1e-3,
+    **options: Any,
 ) -> CheckReport:
     r"""Compare every engine's penalty with a numerical truth, on the user's own model and batch.
 
-    For random probes s the trace :math:`t = s^T H s` and its gradient in *all* trainable parameters
-    are compared with differences of ordinary gradients, at two step sizes that must agree. Nothing
+    For random probes s the trace :math:`t = s^T H s` (or :math:`s^T G s`) and its gradient in *all*
+    trainable parameters are compared with differences of ordinary gradients, at two step sizes that
+    must agree. An engine is asked as a training asks it, one step after the other while it adapts
+    its own step size: on a float64 copy, and then in the precision of the model's weights. Nothing
     of the user's is touched: model, gradients, buffers, batch and random state stay as they are.
 
     .. code-block:: python
@@ -51,19 +71,26 @@ def check(
         print(report)            # in words; report.ok, report.engines["autograd"].verdict
 
     A verdict is ``"trusted"``, ``"wrong"`` (with the module that breaks the engine, where one does
-    so on its own), ``"failed"`` (the engine raised) or ``"inconclusive"`` (nothing could be
-    measured, which is no promise).
+    so on its own), ``"imprecise"`` (right in float64, lost in the rounding of the model's own
+    precision), ``"failed"`` (the engine raised) or ``"inconclusive"`` (nothing could be measured,
+    which is no promise).
 
     Args:
         model: the module, in the mode (train or eval) it is to be checked in.
         loss_fn: ``loss_fn(model, batch)`` computes the loss *with the model it is given*: a copy.
         batch: anything; floating tensors in tuples, lists and mappings are taken to float64.
         engines: names; all of them by default.
+        curvature: as in :class:`seht.HessianTrace`, like ``boundary`` and ``estimator``: the
+            verdict is on what you will run. A probe for each example (``"seht-s"``) has no such
+            truth; that it runs is all that is seen.
+        boundary: for ``"ggn"``, the module whose outputs are the network's.
+        estimator: a name or an object.
         params: the probed tensors, as in :class:`seht.HessianTrace`.
         directions: along how many random probes.
         seed: of the probes and of randomness inside the model.
         tolerance: the relative error up to which an engine is trusted. An operator that is
             wrong is off by tenths; one probe's own noise is some 400 %.
+        options: the estimator's own.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -76,23 +103,38 @@ def check(
         raise ValueError(f"directions must be a whole number of at least 1, not {directions!r}")
     if not 1e-6 <= tolerance < 1:
         raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")
-    names = list(ENGINES) if engines is None else [engines] if isinstance(engines, str) else engines
-    names = [make_engine(name).name for name in names]
+    functional.check_curvature(curvature)
+    check_boundary(model, boundary)
+    form = Form(curvature, boundary, estimators.make(estimator, options, _ARGUMENTS))
+    if engines is None:
+        engines = "auto" if getattr(form.estimator, "per_sample", False) else ENGINES
+    names = [make_engine(n).name for n in ([engines] if isinstance(engines, str) else engines)]
     if not names:
         raise ValueError(f"engines is empty; name some of {', '.join(ENGINES)}, or leave it out")
+    for name in names:
+        functional.check_pair(make_engine(name), form.estimator)
     ranks_of(model).need_whole("seht.check")
-    probes.choose(model, params)  # before the copy, which may be large
+    narrow = any(w.dtype != torch.float64 for w in probes.choose(model, params).tensors.values())
     with torch.inference_mode(False), own_randomness():
-        box = Sandbox(copy_model(model), loss_fn, double(batch), params, seed)
+        box = Sandbox(copy_model(model), loss_fn, double(batch), params, seed, form)
         loss = _first_look(box)
+        box.task(seed)  # an estimator that draws nothing is refused here
+        own = None
+        if narrow:
+            same = copied(batch, wide=False)
+            model_copy = copy_model(model, wide=False)
+            own = Sandbox(model_copy, loss_fn, same, params, seed, form, wide=False)
         truths = Truths(box, seed, tolerance / 4)
-        reports = {name: judge(box, name, truths, directions, tolerance) for name in names}
+        reports = {name: judge(box, name, truths, directions, tolerance, own) for name in names}
     return CheckReport(
         engines={name: _advise(report, reports) for name, report in reports.items()},
         model=type(model).__name__,
         tensors=len(box.chosen.tensors),
         weights=sum(tensor.numel() for tensor in box.chosen.tensors.values()),
         loss=loss,
+        curvature=curvature,
+        boundary=boundary,
+        estimator=form.estimator.name,
     )
 
 

@@ -12,7 +12,7 @@ derivatives. A step that is too large fails by truncation, one that is too small
 one that crosses a kink is off by jump / e^2: each time another step gives another answer. So the
 step walks down a ladder, and the truth is taken where two neighbouring rungs agree best; how far
 they disagree is the truth's own error. Where they never agree there is no truth, and the caller
-must not claim one.
+must not claim one. The Gauss-Newton trace has lines of its own (:mod:`seht.check.outputs`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seht.check.outputs import Outputs, gauss_newton
 from seht.check.sandbox import Gradient, Sandbox
 from seht.check.tape import NotRepeatable, Tape
 
@@ -59,7 +60,8 @@ class Truth:
     """What a right engine answers to the task of this seed."""
 
     seed: int
-    step: float
+    kappa: float
+    """The step that gave it, relative to the size of the weights."""
     loss: float
     base: Gradient
     """The gradient of the loss."""
@@ -77,24 +79,30 @@ class Truth:
 
 @dataclass(frozen=True)
 class _Rung:
-    step: float
+    kappa: float
+    trace: float
+    size: float
+    """Like the trace, but without cancellation between tensors."""
     product: Gradient
-    """H s."""
+    """H s, or G s."""
     gradient: Gradient
-    """The gradient of s^T H s."""
+    """Of the trace."""
 
 
 def measure(box: Sandbox, seed: int, need: float) -> Truth:
-    """The truth for one probe, its own error below ``need``; else :class:`Inconclusive`."""
-    probe = _probe(box, seed)
-    unit = _unit(box, probe)
-    loss, base, tape = _centre(box)
+    """The truth for one task, its own error below ``need``; else :class:`Inconclusive`."""
+    if getattr(box.form.estimator, "per_sample", False):
+        raise Inconclusive(
+            "differences of whole batches say nothing about a probe for each example; "
+            "estimator='seht-h' goes through the same passes: check that"
+        )
+    ladder = _Ladder(box, seed)
     best: Truth | None = None
     last: _Rung | None = None
     for kappa in LADDER:
-        rung = _rung(box, probe, kappa * unit, base, tape)
+        rung = ladder.rung(kappa)
         if last is not None:
-            truth = _compare(last, rung, probe, unit, seed, loss, base)
+            truth = ladder.compare(last, rung)
             if best is None or truth.noise < best.noise:
                 best = truth
             elif best.noise < need:
@@ -113,21 +121,79 @@ def measure(box: Sandbox, seed: int, need: float) -> Truth:
 
 def asymmetry(box: Sandbox, truth: Truth, seed: int) -> float:
     """How far s^T H d and d^T H s differ, relatively: 0 where g is the gradient of anything."""
-    s, d = _probe(box, truth.seed), _probe(box, seed)
+    s, d = _probes(box, truth.seed)[0], _probes(box, seed)[0]
     _, base, tape = _centre(box)
-    hs = _rung(box, s, truth.step, base, tape).product
-    hd = _rung(box, d, truth.step, base, tape).product
+    hs, hd = (_hessian(box, p, truth.kappa * _unit(box, p), base, tape)[0] for p in (s, d))
     return _ratio(abs(_dot(d, hs) - _dot(s, hd)), _size(d, hs) + _size(s, hd))
 
 
-def _probe(box: Sandbox, seed: int) -> Gradient:
-    return {n: s.to(box.leaves[n]) for n, s in next(box.task(seed).probes()).items()}
+class _Ladder:
+    """The differences of one task at one step after the other."""
+
+    def __init__(self, box: Sandbox, seed: int) -> None:
+        self._box, self._seed = box, seed
+        self._probes = _probes(box, seed)
+        self._scale = box.form.estimator.scale / len(self._probes)
+        self._units = [_unit(box, probe) for probe in self._probes]
+        self._loss, self._base, self._tape = _centre(box)
+        ggn = box.form.curvature == "ggn"
+        self._outputs = Outputs(box, self._tape) if ggn else None
+
+    def rung(self, kappa: float) -> _Rung:
+        """The mean over the probes, with a step of kappa times the weights' own size."""
+        trace, size = 0.0, 0.0
+        product = {n: torch.zeros_like(part) for n, part in self._base.items()}
+        gradient = {n: torch.zeros_like(part) for n, part in self._base.items()}
+        for probe, unit in zip(self._probes, self._units, strict=True):
+            along, slope = self._differences(probe, kappa, unit)
+            trace += self._scale * _dot(probe, along)
+            size += self._scale * _size(probe, along)
+            for n in self._base:
+                product[n] += self._scale * along[n]
+                gradient[n] += self._scale * slope[n]
+        return _Rung(kappa, trace, size, product, gradient)
+
+    def _differences(self, probe: Gradient, kappa: float, unit: float) -> tuple[Gradient, Gradient]:
+        try:
+            if self._outputs is not None:
+                return gauss_newton(self._outputs, probe, kappa * unit, kappa)
+            return _hessian(self._box, probe, kappa * unit, self._base, self._tape)
+        except NotRepeatable as error:
+            raise Inconclusive(f"the loss cannot be repeated at other weights: {error}") from error
+
+    def compare(self, wide: _Rung, narrow: _Rung) -> Truth:
+        """The narrow rung's answers, and how far the wide one's are from them."""
+        base, unit = self._base, self._units[0]
+
+        def part(names: Iterable[str]) -> Measured:
+            value, other = _flat(narrow.gradient, names), _flat(wide.gradient, names)
+            usual = max(
+                _flat(base, names).norm().item() / unit**2,
+                _flat(narrow.product, names).norm().item() / unit,
+            )
+            size = max(value.norm().item(), _FLOOR * usual)
+            return Measured(value, size, _ratio((value - other).norm().item(), size))
+
+        probe = self._probes[0]
+        usual = _flat(base, base).norm().item() * math.sqrt(_dot(probe, probe)) / unit
+        size = max(narrow.size, _FLOOR * usual)
+        trace = Measured(
+            torch.tensor(narrow.trace, dtype=torch.float64),
+            size,
+            _ratio(abs(narrow.trace - wide.trace), size),
+        )
+        parts = {name: part([name]) for name in base}
+        return Truth(self._seed, narrow.kappa, self._loss, base, trace, part(base), parts)
+
+
+def _probes(box: Sandbox, seed: int) -> list[Gradient]:
+    return [{n: s.to(box.leaves[n]) for n, s in p.items()} for p in box.task(seed).probes()]
 
 
 def _unit(box: Sandbox, probe: Gradient) -> float:
     """The step that would move the probed weights by their own size."""
     weights = sum(box.leaves[name].detach().square().sum().item() for name in probe)
-    return math.sqrt(weights / _dot(probe, probe)) or 1.0
+    return math.sqrt(weights / (_dot(probe, probe) or 1.0)) or 1.0
 
 
 def _centre(box: Sandbox) -> tuple[float, Gradient, Tape | None]:
@@ -149,45 +215,14 @@ def _centre(box: Sandbox) -> tuple[float, Gradient, Tape | None]:
     return (loss, replayed, tape) if _close(plain, replayed) else (loss, plain, None)
 
 
-def _rung(box: Sandbox, probe: Gradient, step: float, base: Gradient, tape: Tape | None) -> _Rung:
-    try:
-        _, plus = box.gradient(probe, step, tape)
-        _, minus = box.gradient(probe, -step, tape)
-    except NotRepeatable as error:
-        raise Inconclusive(f"the loss cannot be repeated at other weights: {error}") from error
+def _hessian(
+    box: Sandbox, probe: Gradient, step: float, base: Gradient, tape: Tape | None
+) -> tuple[Gradient, Gradient]:
+    """H s and the gradient of s^T H s."""
+    _, plus = box.gradient(probe, step, tape)
+    _, minus = box.gradient(probe, -step, tape)
     product = {n: (plus[n] - minus[n]) / (2 * step) for n in base}
-    gradient = {n: ((plus[n] - base[n]) + (minus[n] - base[n])) / step**2 for n in base}
-    return _Rung(step, product, gradient)
-
-
-def _compare(
-    wide: _Rung,
-    narrow: _Rung,
-    probe: Gradient,
-    unit: float,
-    seed: int,
-    loss: float,
-    base: Gradient,
-) -> Truth:
-    """The narrow rung's answers, and how far the wide one's are from them."""
-
-    def part(names: Iterable[str]) -> Measured:
-        value, other = _flat(narrow.gradient, names), _flat(wide.gradient, names)
-        usual = max(
-            _flat(base, names).norm().item() / unit**2,
-            _flat(narrow.product, names).norm().item() / unit,
-        )
-        size = max(value.norm().item(), _FLOOR * usual)
-        return Measured(value, size, _ratio((value - other).norm().item(), size))
-
-    value, other = _dot(probe, narrow.product), _dot(probe, wide.product)
-    usual = _flat(base, base).norm().item() * math.sqrt(_dot(probe, probe)) / unit
-    size = max(_size(probe, narrow.product), _FLOOR * usual)
-    trace = Measured(
-        torch.tensor(value, dtype=torch.float64), size, _ratio(abs(value - other), size)
-    )
-    parts = {name: part([name]) for name in base}
-    return Truth(seed, narrow.step, loss, base, trace, part(base), parts)
+    return product, {n: ((plus[n] - base[n]) + (minus[n] - base[n])) / step**2 for n in base}
 
 
 def _flat(vectors: Gradient, names: Iterable[str]) -> Tensor:

@@ -11,9 +11,9 @@ from seht.commands.targets import call_target, describe
 from seht.errors import UsageError
 
 CHECK = """\
-Compare each engine's Hessian-trace penalty with differences of ordinary gradients, on a float64
-copy of your own model and batch. Says in words whether the penalty's gradient can be trusted, and
-which module breaks it if not.
+Compare each engine's Hessian-trace penalty with differences of ordinary gradients, on copies of
+your own model and batch: in float64, and in the model's own precision over some steps. Says in
+words whether the penalty's gradient can be trusted, and which module breaks it if not.
 """
 CHECK_EPILOG = """\
 the function returns the model, the loss function and a batch:
@@ -26,9 +26,13 @@ the function returns the model, the loss function and a batch:
 
   seht check train:example
 
+Say what you will run, and the verdict is about that:
+
+  seht check train:example --curvature ggn --boundary lm_head --engine auto
+
 A small model and a batch of a few examples are enough: what is wrong is wrong at every size.
-Exit code 0: every engine is trusted; 1: one is wrong, failed or inconclusive; 2: a mistake in the
-call.
+Exit code 0: every engine is trusted; 1: one is wrong, imprecise, failed or inconclusive; 2: a
+mistake in the call.
 """
 
 
@@ -48,6 +52,15 @@ def add_check(commands: Any) -> None:
     )
     parser.add_argument(
         "--engine", action="append", metavar="NAME", help="check this one only (may be repeated)"
+    )
+    parser.add_argument(
+        "--curvature", default="hessian", metavar="NAME", help="hessian (default) or ggn"
+    )
+    parser.add_argument(
+        "--boundary", metavar="MODULE", help="for ggn: the module whose outputs are the network's"
+    )
+    parser.add_argument(
+        "--estimator", default="seht-h", metavar="NAME", help="seht-h (default), seht-d, seht-s"
     )
     parser.add_argument(
         "--directions",
@@ -76,6 +89,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         report = seht.check(
             *triple,
             engines=arguments.engine,
+            curvature=arguments.curvature,
+            boundary=arguments.boundary,
+            estimator=arguments.estimator,
             directions=arguments.directions,
             seed=arguments.seed,
         )

@@ -46,7 +46,7 @@ class Boundary:
     """Whether this came into being with a copy of the model, made inside the closure."""
 
     def __init__(self, task: Task) -> None:
-        self._module = _find(task.model, task.boundary)
+        self._module = find_module(task.model, task.boundary)
         self._named = task.boundary is not None
         self._weights = list(task.weights.values())
         self._depth = 0
@@ -215,10 +215,11 @@ def check_boundary(model: nn.Module, name: object) -> None:
     """Refuse what names no module of the model, before the first step."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"boundary must be the name of a module, not {name!r}")
-    _find(model, name)
+    find_module(model, name)
 
 
-def _find(model: nn.Module, name: str | None) -> nn.Module:
+def find_module(model: nn.Module, name: str | None) -> nn.Module:
+    """The module of that name, wrappers aside; the model itself without one."""
     if name is None:
         return model
     for raw, module in model.named_modules():

@@ -15,9 +15,9 @@ ROOT = Path(seht.__file__).parent
 
 ORDER = (
     *("errors", "extras"),
-    *("tensors", "guards", "probes", "estimators", "record", "schedule", "task"),
+    *("tensors", "guards", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
-    *("functional", "penalty", "check", "commands", "measure", "integrations"),
+    *("strength", "functional", "penalty", "check", "commands", "measure", "integrations"),
     *("__init__", "lab", "cli", "__main__"),
 )
 """The parts of the package, lowest first. ``__init__`` gathers the public names."""

@@ -26,7 +26,7 @@ OPTIONS = [
     ({"weight": -1.0}, ValueError, "not negative"),
     ({"weight": math.nan}, ValueError, "finite"),
     ({"weight": math.inf}, ValueError, "finite"),
-    ({"weight": "0.1"}, TypeError, "number or a function of the step"),
+    ({"weight": "0.1"}, ValueError, "a number, a path or 'tuned'"),
     ({"weight": True}, TypeError, "number"),
     ({"every": 0}, ValueError, "every must be at least 1"),
     ({"every": 1.5}, TypeError, "every must be a whole number"),

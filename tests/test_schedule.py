@@ -10,7 +10,7 @@ from torch import nn
 
 import seht
 from seht.errors import PenaltyWarning
-from seht.schedule import Schedule
+from seht.strength.schedule import Schedule
 
 x, y = torch.randn(8, 4), torch.arange(8) % 3
 

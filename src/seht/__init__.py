@@ -13,6 +13,8 @@ from seht.operators import register_kink
 from seht.penalty import HessianTrace
 from seht.record import StepRecord
 from seht.replay.replayer import replaying
+from seht.strength.path import WeightPath
+from seht.strength.tuning import Tuning
 
 from seht import measure  # isort: skip
 
@@ -30,7 +32,9 @@ __all__ = [
     "SehtH",
     "SehtS",
     "StepRecord",
+    "Tuning",
     "UnrepeatableError",
+    "WeightPath",
     "boundary",
     "check",
     "exact_trace",

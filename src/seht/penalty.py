@@ -23,7 +23,11 @@ from seht.record import StepRecord, check_finite_loss, raise_nonfinite
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.closures import Guarded
 from seht.replay.reentry import alone
-from seht.schedule import Schedule, check_count, check_weight
+from seht.strength.path import WeightPath
+from seht.strength.schedule import Schedule, check_count
+from seht.strength.strength import Dose, Strength
+from seht.strength.tuning import Tuning
+from seht.strength.weight import make_weight
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import deliver, interruptible, uninterrupted
 from seht.tensors.random_state import RandomState
@@ -55,7 +59,15 @@ class HessianTrace:
 
     Args:
         model: the module whose weights are probed.
-        weight: :math:`\lambda`, or a function of the step.
+        weight: :math:`\lambda`, or a function of the step; ``"tuned"`` lets held-out data find it
+            (:class:`seht.Tuning` has its settings, :mod:`seht.strength.tuning` the rule), and a
+            :class:`seht.WeightPath` repeats the way of such a training on all the data. Give
+            ``total_steps``, so that the weight moves as fast as the training's length needs;
+            without it one look moves log(weight) by 0.05 at most.
+        share: instead of a weight, the size of the penalty's gradient over that of the loss's own,
+            both averaged over the first eight penalised steps, which are charged nothing. In trials
+            4 gave most of the gain with wrong labels and did no harm without.
+        follow: measure the share on every penalised step, for one more backward pass each.
         estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
             see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
         curvature: ``"hessian"``, or ``"ggn"`` for the trace of the Gauss-Newton part
@@ -77,6 +89,10 @@ class HessianTrace:
             adapters and the lab know it themselves.
         accumulate: so many calls are one step (gradient accumulation).
         limit: multiply the penalty by the detached factor min(1, limit * \|loss\| / \|penalty\|).
+        held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` of held-out batches (a
+            ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its own.
+        optimizer: lets a share or a tuned weight see gradients as Adam and its relatives do, each
+            entry divided by its root mean square.
         engine: ``"auto"`` or an engine's name.
         on_nonfinite: ``"raise"``, or ``"skip"`` the penalty on that step with one warning.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
@@ -92,7 +108,9 @@ class HessianTrace:
         self,
         model: nn.Module,
         *,
-        weight: float | Callable[[int], float],
+        weight: float | Callable[[int], float] | WeightPath | Tuning | str | None = None,
+        share: float | None = None,
+        follow: bool = False,
         estimator: str | Estimator = "seht-h",
         curvature: str = "hessian",
         params: probes.ParamSpec = None,
@@ -103,6 +121,8 @@ class HessianTrace:
         total_steps: int | None = None,
         accumulate: int = 1,
         limit: float | None = None,
+        held_out: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
         engine: str = "auto",
         on_nonfinite: str = "raise",
         seed: int | None = None,
@@ -118,7 +138,7 @@ class HessianTrace:
         if params is not None and not callable(params) and not isinstance(params, str):
             params = tuple(params)  # a generator would be empty at the second step
         self.model = model
-        self.weight = weight if callable(weight) else check_weight(weight)
+        way = make_weight(weight, share, follow)
         own, of_engine = functional.split_options(options)
         beside = [*inspect.signature(HessianTrace).parameters, *engine_options()]
         self.estimator = estimators.make(estimator, own, beside)
@@ -126,8 +146,9 @@ class HessianTrace:
         self.params = params
         check_boundary(model, boundary)
         self.boundary = boundary
-        self.schedule = Schedule(every, warmup, ramp, total_steps)
-        self.schedule.warn_if_rare()
+        schedule = Schedule(every, warmup, ramp, total_steps)
+        schedule.warn_if_rare()
+        self._strength = Strength(way, schedule, held_out=held_out, optimizer=optimizer)
         self._length_given = total_steps is not None
         self.accumulate = accumulate
         self.limit = limit
@@ -147,7 +168,7 @@ class HessianTrace:
 
     # --- the two forms ------------------------------------------------------------------------
 
-    def __call__(self, closure: Closure, *, on: Closure | None = None) -> Any:
+    def __call__(self, closure: Closure, *, on: Closure | None = None, held_out: Any = None) -> Any:
         """Run the closure and return ``loss + weight * trace`` (and aux, if it returns one).
 
         The closure runs 1 + 2K times with K probes (1 + K for the Gauss-Newton trace): prints and
@@ -155,15 +176,25 @@ class HessianTrace:
 
         ``on`` takes the trace of another closure, say the loss on a quarter of the batch, which
         costs less and says nearly as much. It runs on penalised steps only and moves no buffer.
+
+        ``held_out``, for ``weight="tuned"``, computes the loss on examples that are not trained on;
+        it runs when the weight is looked at, and moves neither buffers nor random state.
         """
         with self._whole() as undo:
-            output, commit = self._step(closure, on, undo, lean=False)
+            output, commit = self._step(closure, on, undo, lean=False, held_out=held_out)
             if commit is not None:
                 deliver()
                 commit()
             return output
 
-    def backward(self, closure: Closure, *, scaler: Any = None, on: Closure | None = None) -> Any:
+    def backward(
+        self,
+        closure: Closure,
+        *,
+        scaler: Any = None,
+        on: Closure | None = None,
+        held_out: Any = None,
+    ) -> Any:
         """The lean form: compute the gradient of ``loss + weight * trace`` into ``.grad``.
 
         One graph lives at a time, so that a penalised step needs little more memory than a plain
@@ -173,7 +204,9 @@ class HessianTrace:
         if not torch.is_grad_enabled():
             raise RuntimeError("penalty.backward needs gradients; leave torch.no_grad() first")
         with self._whole() as undo:
-            output, commit = self._step(closure, on, undo, lean=True, scaler=scaler)
+            output, commit = self._step(
+                closure, on, undo, lean=True, scaler=scaler, held_out=held_out
+            )
             total, aux, has_aux = split(output)
             loss = self._lean_loss if self._lean_loss is not None else total.detach()
             self._lean_loss = None
@@ -203,10 +236,18 @@ class HessianTrace:
         with uninterrupted(), Undo() as undo:
             undo.add(back)
             undo.add(self._engine.back())
+            undo.add(self._strength.back())
             yield undo
 
     def _step(
-        self, closure: Closure, on: Closure | None, undo: Undo, *, lean: bool, scaler: Any = None
+        self,
+        closure: Closure,
+        on: Closure | None,
+        undo: Undo,
+        *,
+        lean: bool,
+        scaler: Any = None,
+        held_out: Any = None,
     ) -> tuple[Any, Callable[[], None] | None]:
         """What the call returns, and (after a penalised step) what moves the buffers."""
         functional.check_arguments(self.model, closure)
@@ -218,12 +259,13 @@ class HessianTrace:
         self._lean_loss = None
         ranks = self._ranks = ranks_of(self.model, self._ranks)
         ranks.settle(self._engine.name, self.estimator, lean=lean, elsewhere=on is not None)
+        if self._strength.weight.looking:
+            ranks.need_whole("share= and weight='tuned', which compare whole gradients,")
         step, call = divmod(self._calls, self.accumulate)
-        base = self._base_weight(step)
-        weight = self.schedule.weight(base, step)
+        dose = self._strength.dose(self.model, step, call, closure, held_out)
         task = None
         among = ranks.call(lean=lean)
-        if weight > 0:
+        if dose.penalised:
             self.seed = ranks.seed(self.seed, self._calls)
             task = functional.make_task(
                 self.model,
@@ -233,8 +275,9 @@ class HessianTrace:
                 probes.call_seed(self.seed, step, ranks.number(call)),
                 curvature=self.curvature,
                 boundary=self.boundary,
-                weight=weight,
+                weight=dose.weight,
                 limit=self.limit,
+                most=dose.most,
                 skip=self.on_nonfinite == "skip",
             )
         commit = None
@@ -242,15 +285,17 @@ class HessianTrace:
             if task is None:
                 # Beside on= the closure never repeats, and may hold another penalty.
                 around = alone if on is None else nullcontext
-                output = self._plain(closure, step, around, look=base > 0)
+                output = self._plain(closure, step, around, look=dose.base > 0)
             else:
                 undo.add(task.random.back())
                 among.penalise()
                 if on is None:
-                    estimate = self._engine.estimate(task, ranks, lean=lean, watch=True)
+                    # A look differentiates the trace by itself, which the lean form has not.
+                    form = lean and not dose.look
+                    estimate = self._engine.estimate(task, ranks, lean=form, watch=True)
                 else:
                     estimate = self._elsewhere(task, closure)
-                total = self._penalise(task, estimate, step)
+                total = self._penalise(task, estimate, step, dose)
                 if lean and estimate.total is None:
                     total = gathered(total, scaler)
                 commit = estimate.commit
@@ -275,7 +320,7 @@ class HessianTrace:
         """The length of the training, from whoever knows it; one that was given stays."""
         check_count("total_steps", total_steps, 1)
         if not self._length_given:
-            self.schedule = replace(self.schedule, total_steps=total_steps)
+            self._strength.lasts(total_steps)
 
     def close(self) -> None:
         """The training is over: warn if it ended in the warm-up, so that nothing was penalised."""
@@ -288,6 +333,16 @@ class HessianTrace:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
+
+    @property
+    def schedule(self) -> Schedule:
+        """When steps are penalised."""
+        return self._strength.schedule
+
+    @property
+    def path(self) -> WeightPath | None:
+        """The way that a tuned weight took so far, for ``weight=`` of another training."""
+        return self._strength.weight.path(self.schedule)
 
     @property
     def step(self) -> int:
@@ -331,7 +386,7 @@ class HessianTrace:
             self._plain_loss = loss.detach() if one else None
         return output
 
-    def _penalise(self, task: Task, estimate: Estimate, step: int) -> Tensor:
+    def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
         """Look at the estimate, note it, and return the penalised loss."""
         factor = task.coefficient(estimate.loss, estimate.trace)
         seen = [estimate.loss, estimate.trace, factor]
@@ -345,6 +400,9 @@ class HessianTrace:
             if total is None:
                 total = estimate.loss + used * estimate.trace
             self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=task.weight)
+            precision = self._engine.precision
+            self._strength.look(dose, step, task, estimate, precision, self._ranks)
+            self._strength.weight.charged(trace)
         else:
             if self.on_nonfinite == "raise":
                 raise_nonfinite(step, trace)
@@ -376,11 +434,6 @@ class HessianTrace:
         )
         return total
 
-    def _base_weight(self, step: int) -> float:
-        if not callable(self.weight):
-            return self.weight
-        return check_weight(self.weight(step))
-
     # --- state --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -390,6 +443,7 @@ class HessianTrace:
             "seed": self.seed,
             "guard": self.guard.state(),
             "engine": self._engine.state(),
+            "strength": self._strength.state(),
             "warned_nonfinite": self._warned_nonfinite,
         }
 
@@ -402,6 +456,14 @@ class HessianTrace:
             )
         check_count("calls", state["calls"], 0)
         seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
+        if "strength" in state:  # a weight that is given has nothing to remember
+            self._strength.load_state(state["strength"], self.model)
+        elif self._strength.weight.kind != "given":
+            raise ValueError(
+                "this state belongs to a given weight, and this penalty has a "
+                f"{self._strength.weight.kind} one; make it with the weight= of the run that was "
+                "saved"
+            )
         self._calls, self.seed, self.guard = state["calls"], seed, guard
         self._ranks.reset()
         self._warned_nonfinite = bool(state.get("warned_nonfinite", False))
@@ -417,7 +479,7 @@ class HessianTrace:
     def __repr__(self) -> str:
         """The settings that matter."""
         return (
-            f"HessianTrace({type(self.model).__name__}, weight={self.weight!r}, "
+            f"HessianTrace({type(self.model).__name__}, weight={self._strength.weight!r}, "
             f"estimator={self.estimator!r}, curvature={self.curvature!r}, "
             f"engine={self._engine.name!r}, step={self.step})"
         )

@@ -67,6 +67,8 @@ class Task:
     differentiable: bool = True
     weight: float = 0.0
     limit: float | None = None
+    most: float | None = None
+    """The largest size of the trace that is charged in full (``strength/calm.py``)."""
     skip: bool = False
     """Leave the penalty out where the estimate is not finite."""
     random: Any = None
@@ -80,15 +82,20 @@ class Task:
     @property
     def constant(self) -> bool:
         """Whether the trace's coefficient is known before the trace is."""
-        return self.limit is None and not self.skip
+        return self.limit is None and self.most is None and not self.skip
 
     def coefficient(self, loss: Tensor, trace: Tensor) -> Tensor:
-        """What the trace is multiplied by: the weight, held back by ``limit`` (detached)."""
+        """What the trace is multiplied by: the weight, held back by ``limit`` and ``most``, which
+        are constants to autograd.
+        """
         loss, trace = loss.detach().double(), trace.detach().double()
         factor = torch.full_like(trace, self.weight)
         if self.limit is not None:
             size = (self.weight * trace).abs()
             factor = factor * torch.where(size > 0, self.limit * loss.abs() / size, 1).clamp(max=1)
+        if self.most is not None:
+            size = trace.abs()
+            factor = factor * torch.where(size > 0, self.most / size, 1).clamp(max=1)
         return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
 
     def probes(self, *, frugal: bool = False) -> Iterator[Probe]:

@@ -37,6 +37,7 @@ class Engine(Protocol):
     """Computes the estimate of a task."""
 
     name: str
+    precision: str
 
     def estimate(
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False

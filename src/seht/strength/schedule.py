@@ -62,6 +62,21 @@ class Schedule:
         grown = min(1.0, (since + 1) / ramp) if ramp else 1.0
         return base * grown * self.every
 
+    def due(self, step: int) -> bool:
+        """Whether a step is one of the penalised."""
+        return self.weight(1.0, step) > 0
+
+    def number(self, step: int) -> int:
+        """The place of a penalised step among them."""
+        return (step - self.plain_steps) // self.every
+
+    @property
+    def penalised(self) -> int | None:
+        """How many penalised steps the training has, where its length is known."""
+        if self.total_steps is None:
+            return None
+        return max(0, self.total_steps - self.plain_steps) // self.every
+
     @property
     def plain_steps(self) -> int:
         """How many steps the warm-up has."""
@@ -84,7 +99,9 @@ def check_weight(weight: Any) -> float:
     if isinstance(weight, Tensor):
         weight = weight.item()
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-        raise TypeError(f"weight must be a number or a function of the step, not {weight!r}")
+        raise TypeError(
+            f"weight must be a number, a function of the step, a path or 'tuned', not {weight!r}"
+        )
     if not math.isfinite(weight) or weight < 0:
         raise ValueError(f"weight must be finite and not negative, not {weight!r}")
     return float(weight)

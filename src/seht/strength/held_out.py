@@ -1,0 +1,124 @@
+"""Held-out data: a closure for each look at it, and the gradient of its loss, moving nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
+
+import torch
+from torch import nn
+
+from seht.precision.policy import Casts, prepared
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.checkpoints import checkpoints
+from seht.replay.replayer import extra_run
+from seht.strength.products import Vector, trainable, vector
+from seht.task import Closure, Task, check_loss, split
+from seht.tensors.graph import quiet
+from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.random_state import RandomState
+from seht.tensors.watched import own_gradients
+
+LossFn = Callable[[nn.Module, Any], Any]
+
+
+class HeldOutBatches:
+    """An iterable of held-out batches, begun again at its end, and the loss on one of them.
+
+    Creating the iterator of a ``DataLoader`` and reading from it draws random numbers; the global
+    random state is put back, so that a training with held-out data shuffles as one without.
+    """
+
+    def __init__(self, batches: Iterable[Any], loss_fn: LossFn) -> None:
+        self._batches, self._loss_fn = batches, loss_fn
+        self._iterator: Iterator[Any] | None = None
+        self._read = 0
+        """Batches read so far, of all rounds."""
+
+    def closure(self, model: nn.Module) -> Closure:
+        """The loss on the next batch."""
+        with RandomState(model.parameters()).all_kept():
+            batch = self._next()
+        return lambda: self._loss_fn(model, batch)
+
+    def _next(self) -> Any:
+        for _ in range(2):
+            if self._iterator is None:
+                self._iterator = iter(self._batches)
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+                continue
+            self._read += 1
+            return batch
+        raise ValueError(
+            "the held-out batches have run out: the iterable gives none when it is begun again; "
+            "pass a DataLoader or a list, not an iterator or a generator"
+        )
+
+    def state(self) -> int:
+        """How many batches were read."""
+        return self._read
+
+    def load_state(self, read: int, model: nn.Module) -> None:
+        """Go on behind so many batches, where the iterable gives the same ones in each round."""
+        self._iterator, self._read = None, 0
+        length = len(self._batches) if isinstance(self._batches, Sized) else 0
+        with RandomState(model.parameters()).all_kept():
+            for _ in range(read % length if length else 0):
+                self._next()
+        self._read = read
+
+
+def source(held_out: Any) -> Closure | HeldOutBatches:
+    """What a user gives as ``held_out``: a closure, or ``(batches, loss_fn)``."""
+    if isinstance(held_out, tuple) and len(held_out) == 2 and callable(held_out[1]):
+        batches, loss_fn = held_out
+        if isinstance(batches, Iterable):
+            return HeldOutBatches(batches, loss_fn)
+    if callable(held_out) and not isinstance(held_out, nn.Module):
+        closure: Closure = held_out
+        return closure
+    raise TypeError(
+        "held_out must be a function without arguments that computes the loss on held-out "
+        "examples, as in lambda: F.cross_entropy(model(xv), yv), or a pair (batches, loss_fn) with "
+        f"loss_fn(model, batch), not {type(held_out).__name__}"
+    )
+
+
+def gradient(task: Task, precision: str) -> Vector:
+    """The gradient of the task's closure in all trainable parameters.
+
+    The pass runs in the mode the model is in, in the precision of the other passes, past the
+    user's hooks. Buffers and random state are as they were.
+    """
+    random = RandomState(task.model.parameters(), task.random)
+    with (
+        torch.enable_grad(),
+        own_gradients(),
+        random.all_kept(),
+        prepared(task, precision) as (task, policy),
+    ):
+        weights = trainable(task.model)
+        hooks = hooks_of([task.model])
+        policy.hooked = bool(hooks)
+        with (
+            BorrowedBuffers(task.model),
+            muted(hooks),
+            extra_run(),
+            Casts(policy),
+            policy.run(),
+            checkpoints(),
+        ):
+            output = task.closure()
+        loss = check_loss(split(output)[0])
+        with quiet(list(weights.values())):
+            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    result = vector(list(weights), found)
+    if not any(name in result for name in task.weights):
+        raise ValueError(
+            "the held-out loss depends on none of the probed weights; compute it with the model "
+            "that is trained: held_out=lambda: loss_fn(model(xv), yv)"
+        )
+    return result

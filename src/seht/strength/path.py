@@ -1,0 +1,85 @@
+"""The way a weight took over a training, to be gone again."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = "seht.WeightPath/1"
+
+
+@dataclass(frozen=True)
+class WeightPath:
+    r"""A weight over the relative length of a training, as ``weight="tuned"`` found it.
+
+    .. code-block:: python
+
+        path = penalty.path                       # after a training with held-out data
+        penalty = seht.HessianTrace(model, weight=path, total_steps=len(loader) * epochs)
+
+    repeats that way on all the data. Between its points the weight is interpolated (its logarithm
+    linearly), before the first and after the last it is constant. It is the weight itself,
+    :math:`\lambda`, before ``every`` multiplies it.
+
+    ``json.dumps(path.state())`` writes it down, :meth:`of` reads it.
+    """
+
+    positions: tuple[float, ...]
+    """Fractions of the training, growing."""
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.positions or len(self.positions) != len(self.weights):
+            raise ValueError("a path needs as many weights as positions, and at least one of each")
+        if not all(math.isfinite(p) for p in self.positions):
+            raise ValueError("the positions of a path must be finite numbers")
+        if any(a >= b for a, b in zip(self.positions, self.positions[1:], strict=False)):
+            raise ValueError("the positions of a path must grow from one to the next")
+        if not all(math.isfinite(w) and w > 0 for w in self.weights):
+            raise ValueError("the weights of a path must be positive and finite")
+
+    def at(self, position: float) -> float:
+        """The weight at a fraction of the training."""
+        right = bisect.bisect_right(self.positions, position)
+        if right == 0:
+            return self.weights[0]
+        if right == len(self.positions):
+            return self.weights[-1]
+        a, b = self.positions[right - 1 : right + 1]
+        part = (position - a) / (b - a)
+        low, high = self.weights[right - 1 : right + 1]
+        return low * (high / low) ** part
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, for ``state_dict``, records and JSON."""
+        return {
+            "format": FORMAT,
+            "positions": list(self.positions),
+            "weights": list(self.weights),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> WeightPath:
+        """The path that :meth:`state` wrote down."""
+        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+            found = state.get("format") if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(
+                f"this is no path of weights ({found!r} in place of {FORMAT!r}); pass penalty.path "
+                "of a training with weight='tuned', or what its state() wrote down"
+            )
+        try:
+            positions = tuple(float(p) for p in state["positions"])
+            return cls(positions, tuple(float(w) for w in state["weights"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this path of weights is not complete: {error}") from error
+
+    def __repr__(self) -> str:
+        """Where it begins, how far it goes, where it ends."""
+        low, high = min(self.weights), max(self.weights)
+        return (
+            f"WeightPath({len(self.weights)} points, from {self.weights[0]:.3g} to "
+            f"{self.weights[-1]:.3g}, within {low:.3g} and {high:.3g})"
+        )

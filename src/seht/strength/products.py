@@ -1,0 +1,71 @@
+r"""Inner products of whole gradients, as the optimiser sees them.
+
+One step of an optimiser moves the weights by :math:`-\eta P g` and so changes another loss, whose
+gradient is u, by :math:`-\eta\, u^T P g`. For SGD P is the identity; Adam and its relatives divide
+each entry by the root of its mean square. All lengths and angles here are those of P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Vector = dict[str, Tensor]
+"""A gradient, by the parameters' names; one that is missing is zero."""
+
+_SQUARES = ("exp_avg_sq", "square_avg", "sum")
+"""What optimisers call the squares that they divide by: Adam's, RMSprop's, Adagrad's."""
+
+
+class Preconditioner:
+    """What an optimiser multiplies each entry of a gradient by, up to a common factor."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._factors: dict[int, Any] = {}
+        if optimizer is None:
+            return
+        rates = [float(group.get("lr", 1.0)) for group in optimizer.param_groups]
+        # In the first step of a warm-up all rates may be 0, and say nothing about each other.
+        largest = max(rates, default=0.0) or 1.0
+        rates = [rate / largest for rate in rates] if any(rates) else [1.0] * len(rates)
+        for rate, group in zip(rates, optimizer.param_groups, strict=True):
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                squares = next((state[n] for n in _SQUARES if n in state), None)
+                factor: Any = rate
+                if isinstance(squares, Tensor) and squares.shape == parameter.shape:
+                    factor = rate / (squares.detach().sqrt() + float(group.get("eps", 1e-8)))
+                self._factors[id(parameter)] = factor
+
+    def inner(self, a: Vector, b: Vector, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The inner product, in float64."""
+        parts = [
+            (a[name].double() * b[name].double() * self._factors.get(id(parameters[name]), 1.0))
+            .sum()
+            .cpu()
+            for name in a
+            if name in b
+        ]
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a step moves."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def vector(names: Sequence[str], gradients: Sequence[Tensor | None]) -> Vector:
+    """Gradients under their names, without a graph."""
+    found = zip(names, gradients, strict=True)
+    return {name: g.detach().to_dense() for name, g in found if g is not None}
+
+
+def mean(so_far: Vector, new: Vector, rate: float) -> Vector:
+    """The running mean, as new tensors: a step that fails goes back to the old ones."""
+    result = {name: (1 - rate) * part for name, part in so_far.items()}
+    for name, part in new.items():
+        result[name] = result[name] + rate * part if name in result else rate * part
+    return result

@@ -1,0 +1,157 @@
+"""How strongly a step is penalised: the schedule, the weight, and looks at gradients for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from seht.strength import held_out as held
+from seht.strength.products import Preconditioner, Vector, trainable, vector
+from seht.strength.schedule import Schedule
+from seht.strength.weight import HELD_OUT, LOSS, TRACE, Seen, TunedWeight, Weight
+from seht.task import Closure, Estimate, Task
+from seht.tensors.graph import quiet
+from seht.tensors.watched import own_gradients
+
+
+class Averaging(Protocol):
+    """The processes that train the model, as far as they are asked here."""
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean over all of them."""
+
+
+@dataclass(frozen=True)
+class Dose:
+    """What one call is to do."""
+
+    weight: float
+    """In force: with ramp and ``every``."""
+    base: float
+    """Without them; 0 where the whole training is plain."""
+    most: float | None
+    """The largest trace that is charged in full."""
+    look: frozenset[str]
+    """Whose gradients to look at."""
+    held_out: Closure | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the trace is wanted at all."""
+        return self.weight > 0 or bool(self.look)
+
+
+class Strength:
+    """The weight of every step of a training."""
+
+    def __init__(
+        self,
+        weight: Weight,
+        schedule: Schedule,
+        *,
+        held_out: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.schedule, self.weight = schedule, weight
+        self._optimizer = optimizer
+        self._held_out = None
+        if held_out is not None:
+            self._refuse_held_out()
+            self._held_out = held.source(held_out)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it needs held-out data."""
+        return isinstance(self.weight, TunedWeight)
+
+    def dose(
+        self, model: nn.Module, step: int, call: int, closure: Closure, given: Any = None
+    ) -> Dose:
+        """What the next call is to do; what cannot be right about ``held_out`` is refused."""
+        if given is not None:
+            self._refuse_held_out()
+            if given is closure:
+                raise ValueError(
+                    "held_out is the training closure itself, which always favours a weight of 0; "
+                    "compute the loss on examples that are not trained on"
+                )
+        base = self.weight.at(step, self.schedule)
+        due = self.schedule.due(step)
+        if due:
+            self.weight.overrun(step, self.schedule)
+        look = self.weight.looks(step, self.schedule) if due and call == 0 else frozenset()
+        chosen = None
+        if HELD_OUT in look:
+            source = self._held_out if given is None else held.source(given)
+            if source is None:
+                raise ValueError(
+                    "weight='tuned' needs held-out data: penalty(closure, held_out=lambda: "
+                    "loss_fn(model(xv), yv)), or held_out=(batches, loss_fn) when it is made"
+                )
+            chosen = source.closure(model) if isinstance(source, held.HeldOutBatches) else source
+        calm = self.weight.calm
+        most = None if calm is None else calm.most
+        return Dose(self.schedule.weight(base, step), base, most, look, chosen)
+
+    def _refuse_held_out(self) -> None:
+        if not self.tuned:
+            raise ValueError(
+                "held_out= is for weight='tuned', and this penalty has a weight of its own; make "
+                "it with weight='tuned', or leave held_out= out"
+            )
+
+    def look(
+        self,
+        dose: Dose,
+        step: int,
+        task: Task,
+        estimate: Estimate,
+        precision: str,
+        ranks: Averaging,
+    ) -> None:
+        """Look at the gradients of one step, and move the weight of the next."""
+        if not dose.look:
+            return
+        weights = trainable(task.model)
+        trace = _gradient(estimate.trace, weights) if TRACE in dose.look else {}
+        loss = _gradient(estimate.loss, weights) if LOSS in dose.look else {}
+        others: Vector = {}
+        if dose.held_out is not None:
+            others = held.gradient(replace(task, closure=dose.held_out), precision)
+        metric = Preconditioner(self._optimizer)
+        seen = Seen(weights, loss, trace, others, metric, ranks.mean)
+        self.weight.learn(step, self.schedule, seen)
+
+    def lasts(self, total_steps: int) -> None:
+        """The training has so many steps."""
+        self.schedule = replace(self.schedule, total_steps=total_steps)
+
+    def back(self) -> Callable[[], None]:
+        """The way back to what is known now."""
+        return self.weight.back()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        batches = self._held_out
+        read = batches.state() if isinstance(batches, held.HeldOutBatches) else 0
+        return {**self.weight.state(), "read": read}
+
+    def load_state(self, state: dict[str, Any], model: nn.Module) -> None:
+        """Take over what :meth:`state` returned."""
+        self.weight.load_state(state)
+        if isinstance(self._held_out, held.HeldOutBatches):
+            self._held_out.load_state(int(state["read"]), model)
+
+
+def _gradient(value: torch.Tensor, weights: dict[str, nn.Parameter]) -> Vector:
+    """Past the user's hooks, and the graph stays for the user's own backward pass."""
+    leaves = list(weights.values())
+    if not value.requires_grad:
+        return {}
+    with own_gradients(), quiet(leaves):
+        found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+    return vector(list(weights), found)

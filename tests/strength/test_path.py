@@ -1,0 +1,65 @@
+"""The path of a weight: interpolated, constant outside, written down and read back."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import seht
+
+
+def test_between_and_beyond_its_points():
+    path = seht.WeightPath((0.2, 0.4, 0.8), (1e-4, 1e-2, 1e-3))
+    assert path.at(0.0) == path.at(0.2) == 1e-4
+    assert path.at(0.3) == pytest.approx(1e-3)  # half way in the logarithm
+    assert path.at(0.6) == pytest.approx(math.sqrt(1e-2 * 1e-3))
+    assert path.at(0.8) == path.at(1.0) == path.at(7.0) == 1e-3
+
+
+def test_written_down_and_read_back():
+    path = seht.WeightPath((0.1, 0.9), (1e-3, 2e-3))
+    assert seht.WeightPath.of(json.loads(json.dumps(path.state()))) == path
+
+
+@pytest.mark.parametrize(
+    "state, said",
+    [
+        ({"format": "other", "positions": [0], "weights": [1]}, "no path of weights"),
+        ([1e-3], "no path of weights"),
+        ({"format": "seht.WeightPath/1", "positions": [0.0]}, "not complete"),
+        ({"format": "seht.WeightPath/1", "positions": [0.2, 0.1], "weights": [1, 1]}, "grow"),
+        ({"format": "seht.WeightPath/1", "positions": [0.1], "weights": [0.0]}, "positive"),
+        ({"format": "seht.WeightPath/1", "positions": [0.1], "weights": [1, 2]}, "as many"),
+    ],
+)
+def test_other_formats_are_refused(state, said):
+    with pytest.raises(ValueError, match=said):
+        seht.WeightPath.of(state)
+
+
+def test_a_training_goes_the_path_again():
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
+    path = seht.WeightPath((0.0, 1.0), (1e-3, 1e-1))
+    penalty = seht.HessianTrace(model, weight=path, total_steps=10, every=2)
+    for step in range(10):
+        penalty(lambda: F.cross_entropy(model(x), y))
+        expected = 2 * path.at(step / 10) if step % 2 == 0 else 0.0
+        assert penalty.last.weight == pytest.approx(expected)  # `every` multiplies it again
+    assert penalty.path == path
+
+
+def test_a_path_needs_the_length_of_the_training():
+    model = nn.Linear(3, 2)
+    penalty = seht.HessianTrace(model, weight=seht.WeightPath((0.0,), (1e-3,)))
+    with pytest.raises(ValueError, match="total_steps="):
+        penalty(lambda: model(torch.randn(4, 3)).square().mean())
+
+
+def test_what_its_state_wrote_down_is_a_weight_too():
+    path = seht.WeightPath((0.0,), (1e-3,))
+    penalty = seht.HessianTrace(nn.Linear(3, 2), weight=path.state(), total_steps=4)
+    assert penalty.path == path

@@ -16,8 +16,8 @@ from seht.strength.products import Vector, trainable, vector
 from seht.task import Closure, Task, check_loss, split
 from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
-from seht.tensors.watched import own_gradients
 
 LossFn = Callable[[nn.Module, Any], Any]
 

@@ -15,7 +15,7 @@ from seht.strength.schedule import Schedule
 from seht.strength.weight import HELD_OUT, LOSS, TRACE, Seen, TunedWeight, Weight
 from seht.task import Closure, Estimate, Task
 from seht.tensors.graph import quiet
-from seht.tensors.watched import own_gradients
+from seht.tensors.process import own_gradients
 
 
 class Averaging(Protocol):

@@ -51,7 +51,7 @@ def test_the_weight_moves_and_its_path_is_kept(form, curvature):
     trained(model, penalty, 60, form)
     path = penalty.path
     assert penalty.schedule.total_steps == 60 and len(path.weights) == 30 - 8 + 1
-    assert len(set(path.weights)) > 3 and all(a < 1 for a in path.positions)
+    assert len(set(path.weights)) > 1 and all(a < 1 for a in path.positions)
     assert penalty.last is not None and math.isfinite(penalty.last.loss)
 
 

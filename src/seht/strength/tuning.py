@@ -9,7 +9,9 @@ What trials added to that:
 
 - one cosine is mostly noise (mean 0.03, standard deviation 0.12, with 60 held-out examples), so
   that a run has to begin near the right order of magnitude: at a *share* of the loss's gradient;
-- the weight may not pass a multiple of that: without such a bound it ran away on clean data;
+- the weight may not pass a multiple of that: the cosine does not see what the noise of single
+  steps does, and without a bound it ran away on clean data (the gradient *after* the step sees it,
+  but not what a smaller trace is good for later, and let the weight fall where it was needed);
 - late looks count less, as the steps that they speak of do: where they did not, the weight fell at
   the end of the training and wrong labels were learnt after all.
 """
@@ -20,6 +22,9 @@ import math
 from dataclasses import asdict, dataclass
 
 _FIRST, _SECOND = 0.9, 0.99
+_FALLING = 0.5
+"""How fast it falls, compared with how fast it rises: a weight that falls too early lets wrong
+labels be learnt, and that is not undone."""
 _LOOKS = 150
 """A short training is looked at more often, so that it has so many looks."""
 _STEPS = 6
@@ -46,8 +51,8 @@ class Tuning:
             sixth of all steps allows, and more often in a training too short for 150 of those.
     """
 
-    start: float = 4.0
-    most: float = 5.0
+    start: float = 3.0
+    most: float = 4.0
     least: float = 1e-3
     travel: float = 20.0
     interval: int | None = None
@@ -102,6 +107,7 @@ class Position:
         second = _SECOND * self.second + (1 - _SECOND) * cosine * cosine
         size = math.sqrt(second / (1 - _SECOND**looks))
         step = rate * first / (1 - _FIRST**looks) / size if size > 0 else 0.0
+        step *= 1 if step > 0 else _FALLING
         low, high = math.log(tuning.least), math.log(tuning.most)
         return Position(min(max(self.log_share + step, low), high), looks, first, second)
 

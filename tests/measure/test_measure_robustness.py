@@ -65,6 +65,27 @@ def test_small_noise_is_what_the_trace_predicts():
     noise = found.noise[0.01]
     assert abs(noise.rise - wanted) < 5 * noise.stderr + 0.02 * abs(wanted)
     assert noise.predicted == pytest.approx(wanted, rel=0.5)  # two probes for each example
+    assert abs(noise.predicted - wanted) < 5 * noise.predicted_stderr < abs(wanted)
+
+
+def test_the_predictions_error_is_that_of_its_probes():
+    """Against the spread over seeds: the layers' errors are not independent."""
+    model, (x, y) = problem()
+    data = [(x[:10], y[:10]), (x[10:20], y[10:20])]
+    found = [
+        measure.robustness(model, loss_fn, data, noise=(0.01,), draws=1, bits=(), seed=seed)
+        for seed in range(60)
+    ]
+    values = torch.tensor([one.noise[0.01].predicted for one in found])
+    said = torch.tensor([one.noise[0.01].predicted_stderr for one in found])
+    assert said.square().mean().sqrt().item() == pytest.approx(values.std().item(), rel=0.35)
+
+
+def test_data_that_can_be_read_only_once():
+    model, data = problem()
+    found = measure.robustness(model, loss_fn, iter([data]), bits=(4,), noise=(0.03,))
+    again = measure.robustness(model, loss_fn, data, bits=(4,), noise=(0.03,))
+    assert found.rounded[4] == pytest.approx(again.rounded[4]) and found.samples == 60
 
 
 def test_what_is_rounded_already_rises_by_nothing():

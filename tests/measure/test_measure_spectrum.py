@@ -9,7 +9,7 @@ from curved_problems import data, exact_hessian, loss_fn, network
 from torch import nn
 
 from seht import measure
-from seht.measure.density import lanczos
+from seht.measure.krylov import lanczos
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +202,9 @@ def test_verdicts(curvatures, verdict):
     low, high = found.largest_rate_interval
     assert low <= 0.5 <= high
     assert sorted(found.jacobian) == pytest.approx(sorted(-c for c in curvatures))
+    said = str(found)  # one verdict, and no learning rate is called stable beside "unstable"
+    assert f"flow is {verdict};" in said and said.count("stable") == verdict.count("stable")
+    assert "diverges above a learning rate of 0.5" in said
 
 
 def test_a_negative_bound_is_enough_for_a_verdict():

@@ -10,20 +10,20 @@ from torch import nn
 
 from seht import measure
 from seht.measure.landscape import filter_normalised
-from seht.measure.problem import make_problem
+from seht.measure.objective import make_objective
 
 # --- landscape --------------------------------------------------------------------------------
 
 
 def test_directions_have_the_filters_norms():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(27, 4))
-    problem = make_problem(model, loss_fn, "*", "hessian")
-    way = filter_normalised(problem, 0, 0)
+    weights = make_objective(model, loss_fn, "*", "hessian").chosen.tensors
+    way = filter_normalised(weights, 0, 0)
     for name in ("0.weight", "2.weight"):
         weight = dict(model.named_parameters())[name]
         torch.testing.assert_close(way[name].flatten(1).norm(dim=1), weight.flatten(1).norm(dim=1))
     assert not way["0.bias"].any()
-    assert not torch.equal(way["0.weight"], filter_normalised(problem, 0, 1)["0.weight"])
+    assert not torch.equal(way["0.weight"], filter_normalised(weights, 0, 1)["0.weight"])
 
 
 def test_slices_are_losses():
@@ -33,11 +33,17 @@ def test_slices_are_losses():
     centre = loss_fn(model, batch).item()
     assert found.centre == pytest.approx(centre) and found.mean[2] == pytest.approx(centre)
     assert found.stderr[2] == pytest.approx(0, abs=1e-12) and found.stderr[0] > 0
-    way = filter_normalised(make_problem(model, loss_fn, None, "hessian"), 0, 1)
+    way = filter_normalised(make_objective(model, loss_fn, None, "hessian").chosen.tensors, 0, 1)
     with torch.no_grad():
         for name, d in way.items():
             model.get_parameter(name).add_(0.25 * d)
     assert found.losses[1][3] == pytest.approx(loss_fn(model, batch).item())
+
+
+def test_the_middle_of_an_odd_grid_is_the_model_itself():
+    found = measure.landscape(network(), loss_fn, data(), points=21, directions=1)
+    assert found.steps[10] == 0 and found.losses[0][10] == found.centre
+    assert found.steps == tuple(-step for step in reversed(found.steps))
 
 
 def test_a_plane_holds_its_two_slices():

@@ -26,7 +26,6 @@ from seht.check.sandbox import (
     copy_model,
     double,
     one_line,
-    own_randomness,
 )
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
@@ -34,6 +33,7 @@ from seht.engines import ENGINES, make_engine
 from seht.estimators import Estimator
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import check_loss, split
+from seht.tensors.random_state import own_randomness
 
 __all__ = ["CheckReport", "EngineReport", "check"]
 

@@ -3,7 +3,7 @@
 - ``autograd``: the paper's Algorithms 1 and 2 as printed.
 - ``difference``: the fast way; ``gauss_newton``: the same for the Gauss-Newton trace. How far they
   step: ``step_plan``, ``step_size``, ``looks``, ``draw_steps``.
-- ``forward_only``: the value alone, for measuring.
+- ``forward_only`` and ``products``: the value alone and products with vectors, for measuring.
 
 ``measure`` and ``check`` take what is named in ``__all__``, and nothing from inside.
 """
@@ -15,20 +15,20 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from seht.distributed import LOCAL, Ranks
-from seht.engines.autograd import AutogradEngine, refuse_compiled
+from seht.engines.autograd import AutogradEngine
 from seht.engines.difference import DifferenceEngine
 from seht.engines.forward_only import replicates
-from seht.engines.step_size import START
+from seht.engines.products import Products, loss_in_logits
 from seht.errors import unknown
 from seht.task import Estimate, Task
 
 __all__ = [
     "ENGINES",
-    "START",
     "Engine",
+    "Products",
     "engine_options",
+    "loss_in_logits",
     "make_engine",
-    "refuse_compiled",
     "replicates",
 ]
 

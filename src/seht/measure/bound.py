@@ -25,23 +25,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from seht.curvature.boundary import Boundary
-from seht.curvature.flat_losses import look
-from seht.curvature.output_curvature import slope
-from seht.estimators import SehtH
+from seht.engines import loss_in_logits
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.problem import LossFn, Problem, measuring
-from seht.measure.progress import Report, Reporter
-from seht.measure.results import plain
+from seht.measure.objective import DataOptions, LossFn, Objective, measuring
+from seht.measure.results import Result
 from seht.probes import generator, mix
-from seht.replay.buffers import BorrowedBuffers
-from seht.task import Task, check_loss, split
-from seht.tensors.interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _EXACT = 256
 """Up to so many classes the trace in the logits is exact: one product for each class."""
@@ -50,7 +46,7 @@ _PASSIVE = (nn.Sequential, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
 
 
 @dataclass(frozen=True)
-class BoundResult:
+class BoundResult(Result):
     """The two averages, and the terms of the bound where it holds."""
 
     jacobian: float
@@ -69,6 +65,8 @@ class BoundResult:
     note: str
     seconds: float
 
+    beside = ("total",)
+
     @property
     def total(self) -> float | None:
         """The sum of the terms."""
@@ -85,10 +83,6 @@ class BoundResult:
         ]
         return said(f"{self.note}; {duration(self.seconds)}", rows)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain({**vars(self), "total": self.total})
-
 
 def bound(
     model: nn.Module,
@@ -97,45 +91,30 @@ def bound(
     *,
     cap: float = 1.0,
     delta: float = 0.05,
-    seed: int = 0,
-    progress: Report = None,
     boundary: str | None = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[DataOptions],
 ) -> BoundResult:
     """The terms of the generalisation bound, or for a deep network its two empirical averages.
 
     Args:
-        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        model: as in :func:`seht.measure.trace`.
         loss_fn: the mean cross-entropy of a batch, made from the logits that the model returns.
         data: the training examples.
         cap: B, at which the loss is clipped.
         delta: one minus the confidence.
-        seed: of the probes, with many classes.
-        progress: as in :func:`seht.measure.trace`.
         boundary: the module whose outputs are the logits, if not the model.
-        micro_batch: cut batches into so many examples.
-        batch_dim: the examples' axis.
-        limit: read so many examples and no more.
+        options: ``seed`` (of the probes, with many classes), ``progress``, ``micro_batch``,
+            ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
     if not (math.isfinite(cap) and cap > 0):
         raise ValueError(f"cap must be a positive number, not {cap!r}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie between 0 and 1, not {delta!r}")
-    reporter = Reporter(progress, "bound")
-    sums = _Sums()
-    with measuring(
-        model, loss_fn, data, params=lambda name, tensor: True, boundary=boundary,
-        micro_batch=micro_batch, batch_dim=batch_dim, limit=limit, seed=seed,
-    ) as (problem, batches):  # fmt: skip
-        layer = _only_linear(model)
-        try:
-            for place, (batch, _) in enumerate(batches):
-                sums.add(*_averages(problem, batch, layer, mix(seed, 17, place)))
-                reporter(place + 1, batches.total)
-        finally:
-            reporter.close()
+    sums, layer = _Sums(), _only_linear(model)
+    with measuring("bound", model, loss_fn, data, params=_every, boundary=boundary, **options) as m:
+        for place, (batch, _) in enumerate(m.batches):
+            sums.add(*_averages(m.objective, batch, layer, mix(m.seed, 17, place)))
+            m.tell(place + 1, m.batches.total)
     n, classes = sums.rows, sums.classes
     constants: dict[str, float] = {"n": n, "M": classes, "B": cap, "delta": delta}
     terms = None
@@ -158,8 +137,12 @@ def bound(
         terms=terms,
         constants=constants,
         note=note,
-        seconds=reporter.seconds,
+        seconds=m.seconds,
     )
+
+
+def _every(name: str, tensor: Tensor) -> bool:
+    return True
 
 
 class _Sums:
@@ -193,44 +176,20 @@ class _Sums:
 
 
 def _averages(
-    problem: Problem, batch: Any, layer: nn.Linear | None, seed: int
+    objective: Objective, batch: Any, layer: nn.Linear | None, seed: int
 ) -> tuple[int, int, float, Tensor, float]:
     """Rows, classes, mean gradient norm, replicates of the mean trace, largest squared input."""
-    tensors = problem.chosen.tensors
-    order = tuple(range(len(tensors)))
-    task = Task(
-        problem.model, problem.closure(batch), tensors, order, frozenset(), len(order), SehtH(), 0,
-        curvature="ggn", boundary=problem.boundary, differentiable=False,
-    )  # fmt: skip
-    marks, seen = Boundary(task), _Inputs(layer)
-    marks.cut = True
-    with torch.enable_grad(), uninterrupted(), BorrowedBuffers(problem.model), seen:
-        with marks:
-            loss = check_loss(split(problem.closure(batch)())[0])
-        outputs = marks.outputs
-        if len(outputs) != 1:
-            raise ValueError(
-                f"the model puts out {len(outputs)} tensors with a gradient, and which one holds "
-                'the logits is not to be told; name their module with boundary="module.name"'
-            )
-        (z,), (g,), curved = outputs, *_slope(loss, outputs)
-        marks.check(curved)
-        look([g], [z])
+    closure, seen = objective.closure(batch), _Inputs(layer)
+    inside = loss_in_logits(objective.model, closure, objective.chosen, objective.boundary)
+    with seen, inside as (z, g):
         classes, rows = z.shape[-1], z.numel() // z.shape[-1]
         # The loss is a mean over rows: rows times its gradient is the gradient of each row's loss.
         jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())
-        hessian = _trace(g, z, rows, classes, seed)
+        hessian = _trace(g, z, classes, seed)
     return rows, classes, jacobian, hessian, seen.longest
 
 
-def _slope(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor], bool]:
-    parts, curved = slope(loss, outputs)
-    return [torch.zeros_like(z) if g is None else g for g, z in zip(parts, outputs, strict=True)], (
-        curved
-    )
-
-
-def _trace(g: Tensor, z: Tensor, rows: int, classes: int, seed: int) -> Tensor:
+def _trace(g: Tensor, z: Tensor, classes: int, seed: int) -> Tensor:
     """The mean over rows of tr(d2l/dz2): exact as one number, or replicates by probes."""
     exact = classes <= _EXACT
     found = []

@@ -18,10 +18,9 @@ import seht
 from seht.commands.files import check_outputs
 from seht.extras import need
 from seht.measure import page
-from seht.measure.data import is_batch
+from seht.measure.data import is_batch, reads_once
 from seht.measure.survey import Findings, Plan, Subject, survey
 from seht.measure.table import terminal
-from seht.measure.tracker import iter_once
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -45,7 +44,7 @@ def subject(name: str, made: Any, data: Any, loss_fn: Any = None) -> Subject:
         raise TypeError(
             f"{name} must return a torch.nn.Module or (model, loss_fn), not {type(made).__name__}"
         )
-    if iter_once(data):
+    if reads_once(data):
         data = list(data)  # several measurements read it
     if not is_batch(data) and not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
         raise TypeError(

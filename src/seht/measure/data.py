@@ -89,10 +89,6 @@ class Batches:
                 return None
         return None
 
-    def again(self) -> _Again:
-        """The micro-batches as an iterable of batches, for another measurement."""
-        return _Again(self)
-
     def _cut(self) -> Iterator[tuple[Any, int]]:
         self.partial = False
         left = self._limit
@@ -117,27 +113,16 @@ class Batches:
                 self.partial = take < count
 
 
-class _Again:
-    """Batches without their counts."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _ in self._batches)
-
-
 def is_batch(data: Any) -> bool:
     """Whether this is one batch: a tensor, or a structure that holds one at its top."""
-    if isinstance(data, Tensor):
-        return True
-    if isinstance(data, Mapping):
-        return any(isinstance(value, Tensor) for value in data.values())
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        return any(isinstance(getattr(data, f.name), Tensor) for f in dataclasses.fields(data))
     if isinstance(data, list):  # [(x, y), (x, y)] is a list of batches
         return bool(data) and all(isinstance(value, Tensor) for value in data)
-    return isinstance(data, tuple) and any(isinstance(value, Tensor) for value in data)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        data = tuple(getattr(data, field.name) for field in dataclasses.fields(data))
+    if isinstance(data, Mapping):
+        data = tuple(data.values())
+    items = data if isinstance(data, tuple) else (data,)
+    return any(isinstance(value, Tensor) for value in items)
 
 
 def size_of(batch: Any, axis: int = 0) -> int:
@@ -168,6 +153,11 @@ def cut(batch: Any, axis: int, count: int, start: int, stop: int) -> Any:
         return tensor
 
     return mapped(batch, part)
+
+
+def reads_once(data: Any) -> bool:
+    """Whether the data is an iterator, gone after one reading."""
+    return hasattr(data, "__next__")
 
 
 def check_count(name: str, value: object, least: int = 1, optional: bool = True) -> None:

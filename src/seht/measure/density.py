@@ -17,24 +17,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from seht import probes as draw
 from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
-from seht.measure.krylov import Krylov
+from seht.measure.krylov import lanczos
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.problem import LossFn, measuring
-from seht.measure.product import Product
-from seht.measure.progress import Report, Reporter
-from seht.measure.results import plain
+from seht.measure.objective import CurvatureOptions, HessianProduct, LossFn, measuring
+from seht.measure.results import Result
+from seht.measure.stats import mean_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
-class DensityResult:
+class DensityResult(Result):
     """Nodes and weights of each start, and the smoothed density with its error over starts."""
 
     nodes: tuple[tuple[float, ...], ...]
@@ -87,10 +88,6 @@ class DensityResult:
         )
         return said(title, rows)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain(vars(self))
-
 
 def density(
     model: nn.Module,
@@ -101,14 +98,7 @@ def density(
     steps: int = 40,
     points: int = 400,
     width: float | None = None,
-    curvature: str = "hessian",
-    seed: int = 0,
-    progress: Report = None,
-    params: draw.ParamSpec = None,
-    boundary: str | None = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[CurvatureOptions],
 ) -> DensityResult:
     """The spectral density of the Hessian of the data's mean loss.
 
@@ -116,75 +106,49 @@ def density(
     of the size of the weights.
 
     Args:
-        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
         data: what it is measured on.
         probes: random starts, whose spread is the error.
         steps: of the Lanczos recurrence: more resolve finer detail.
         points: of the grid.
         width: of the Gaussians on the grid; 1 % of the range by default.
-        curvature: ``"hessian"``, or ``"ggn"``.
-        seed: of the starts.
-        progress: as in :func:`seht.measure.trace`.
-        params: which tensors.
-        boundary: for ``"ggn"``, the module whose outputs are the network's.
-        micro_batch: cut batches into so many examples.
-        batch_dim: the examples' axis.
-        limit: read so many examples and no more.
+        options: ``curvature``, ``boundary``, ``seed`` (of the starts), ``progress``, ``params``,
+            ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
     check_count("probes", probes, optional=False)
     check_count("steps", steps, optional=False)
     check_count("points", points, 2, optional=False)
     if width is not None and not (math.isfinite(width) and width > 0):
         raise ValueError(f"width must be a positive number, not {width!r}")
-    reporter = Reporter(progress, "density")
     nodes, weights = [], []
-    with measuring(
-        model, loss_fn, data, params=params, curvature=curvature, boundary=boundary,
-        micro_batch=micro_batch, batch_dim=batch_dim, limit=limit, seed=seed,
-    ) as (problem, batches):  # fmt: skip
-        product = Product(problem, batches)
-        try:
-            for k in range(probes):
-                start = unit_normal(torch.Size([product.size]), seed, 13, k)
-                found = lanczos(
-                    product, start, steps, lambda j: reporter(k * steps + j, probes * steps)
-                )
-                nodes.append(found[0])
-                weights.append(found[1])
-        finally:
-            reporter.close()
+    with measuring("density", model, loss_fn, data, **options) as m:
+        product = HessianProduct(m)
+        for k in range(probes):
+            start = unit_normal(torch.Size([m.size]), m.seed, 13, k)
+            found = lanczos(product, start, steps, lambda j: m.tell(k * steps + j, probes * steps))
+            nodes.append(found[0])
+            weights.append(found[1])
     grid, curves, width = _smooth(nodes, weights, points, width)
-    traces = torch.stack(
-        [(n * w).sum() * product.size for n, w in zip(nodes, weights, strict=True)]
+    mean, stderr = mean_error(curves)
+    trace, trace_stderr = mean_error(
+        [float((n * w).sum() * m.size) for n, w in zip(nodes, weights, strict=True)]
     )
     return DensityResult(
         nodes=tuple(tuple(n.tolist()) for n in nodes),
         weights=tuple(tuple(w.tolist()) for w in weights),
         grid=tuple(grid.tolist()),
-        density=tuple(curves.mean(0).tolist()),
-        stderr=tuple(_stderr(curves).tolist()),
+        density=tuple(mean.tolist()),
+        stderr=tuple(stderr.tolist()),
         width=width,
-        size=product.size,
-        trace=float(traces.mean()),
-        trace_stderr=float(_stderr(traces)),
+        size=m.size,
+        trace=float(trace),
+        trace_stderr=float(trace_stderr),
         products=product.count,
-        samples=product.samples,
-        seconds=reporter.seconds,
-        curvature=curvature,
+        samples=m.samples,
+        seconds=m.seconds,
+        curvature=m.objective.curvature,
     )
-
-
-def lanczos(
-    product: Any, start: Tensor, steps: int, tell: Any = lambda step: None
-) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the Gauss quadrature that a start vector sees."""
-    krylov = Krylov(product, start)
-    while len(krylov) < steps and not krylov.closed:
-        krylov.grow()
-        tell(len(krylov))
-    values, vectors, _ = krylov.ritz()
-    return values, vectors[0].square()
 
 
 def _smooth(
@@ -200,9 +164,3 @@ def _smooth(
         bumps = torch.exp(-((grid[:, None] - n) ** 2) / (2 * width**2))
         curves.append((bumps * w).sum(1) / (width * math.sqrt(2 * math.pi)))
     return grid, torch.stack(curves), width
-
-
-def _stderr(values: Tensor) -> Tensor:
-    if len(values) < 2:
-        return values[0] * math.nan
-    return values.std(0) / math.sqrt(len(values))

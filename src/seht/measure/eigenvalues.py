@@ -10,23 +10,29 @@ within r of :math:`\lambda`. With few products to spend, one Krylov space serves
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from seht import probes as draw
 from seht.errors import unknown
 from seht.extras import need
 from seht.measure.data import check_count
-from seht.measure.density import lanczos
 from seht.measure.keep import unit_normal
-from seht.measure.krylov import Pairs, both_ends
+from seht.measure.krylov import Pairs, both_ends, lanczos
 from seht.measure.numbers import duration, number, said
-from seht.measure.problem import LossFn, measuring
-from seht.measure.product import Product
-from seht.measure.progress import Report, Reporter
-from seht.measure.results import plain
+from seht.measure.objective import (
+    CurvatureOptions,
+    HessianProduct,
+    LossFn,
+    Measurement,
+    measuring,
+)
+from seht.measure.progress import Reporter
+from seht.measure.results import Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SOLVERS = ("arpack", "lanczos")
 _LOOK = 8
@@ -36,7 +42,7 @@ _DENSE = 60
 
 
 @dataclass(frozen=True)
-class EigenvaluesResult:
+class EigenvaluesResult(Result):
     """The ends of the spectrum; ``residuals`` bound the error of each value."""
 
     largest: tuple[float, ...]
@@ -80,7 +86,7 @@ class EigenvaluesResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the vectors."""
-        return plain({k: v for k, v in vars(self).items() if k != "vectors"})
+        return {key: value for key, value in super().as_dict().items() if key != "vectors"}
 
 
 def eigenvalues(
@@ -90,28 +96,20 @@ def eigenvalues(
     *,
     largest: int = 5,
     smallest: int = 1,
-    curvature: str = "hessian",
     tol: float = 1e-4,
     max_products: int = 500,
     vectors: bool = False,
     solver: str = "arpack",
-    seed: int = 0,
-    progress: Report = None,
-    params: draw.ParamSpec = None,
-    boundary: str | None = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[CurvatureOptions],
 ) -> EigenvaluesResult:
     r"""The ``largest`` and ``smallest`` eigenvalues of the Hessian of the data's mean loss.
 
     Args:
-        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
         data: what it is measured on; every product reads all of it.
         largest: how many at the upper end.
         smallest: how many at the lower end.
-        curvature: ``"hessian"``, or ``"ggn"``.
         tol: the accuracy asked of ARPACK, relative to the size of the spectrum; of Lanczos,
             relative to each eigenvalue (or a thousandth of the spectrum, if that is more).
         max_products: give up after so many products at each end, with ``converged`` False.
@@ -119,14 +117,17 @@ def eigenvalues(
         solver: ``"arpack"``, or ``"lanczos"``: one space for both ends, whose basis is kept. That
             is for a few dozen products in all, and has values, if only bounds, also where it gives
             up: the largest eigenvalue is at least, the smallest at most what it says.
-        seed: of the start vector.
-        progress: as in :func:`seht.measure.trace`.
-        params: which tensors.
-        boundary: for ``"ggn"``, the module whose outputs are the network's.
-        micro_batch: cut batches into so many examples.
-        batch_dim: the examples' axis.
-        limit: read so many examples and no more.
+        options: ``curvature``, ``boundary``, ``seed`` (of the start vector), ``progress``,
+            ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
+            :func:`seht.measure.trace`.
     """
+    check_search(largest, smallest, max_products, solver)
+    with measuring("eigenvalues", model, loss_fn, data, **options) as m:
+        return ends(m, largest, smallest, tol, max_products, solver, vectors)
+
+
+def check_search(largest: int, smallest: int, max_products: int, solver: str) -> None:
+    """Refuse what cannot be searched for, before anything is measured."""
     check_count("largest", largest, 0, optional=False)
     check_count("smallest", smallest, 0, optional=False)
     check_count("max_products", max_products, optional=False)
@@ -136,51 +137,49 @@ def eigenvalues(
         raise ValueError(unknown("solver", solver, SOLVERS))
     if solver == "arpack":
         need("measure", "eigenvalues", "scipy")
-    reporter = Reporter(progress, "eigenvalues")
-    with measuring(
-        model, loss_fn, data, params=params, curvature=curvature, boundary=boundary,
-        micro_batch=micro_batch, batch_dim=batch_dim, limit=limit, seed=seed,
-    ) as (problem, batches):  # fmt: skip
-        product = Product(problem, batches)
-        largest, smallest = min(largest, product.size), min(smallest, product.size)
-        start = unit_normal(torch.Size([product.size]), seed, 12)
-        try:
-            rest = (start, largest, smallest, tol, max_products, reporter)
-            if product.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
-                pairs, converged = _dense(product, largest, smallest, reporter)
-            elif solver == "lanczos":
-                pairs, converged = both_ends(product, *rest)
-            else:
-                pairs, converged = _restarted(product, *rest)
-            measured = [
-                [(value, float((product(v) - value * v).norm()), v) for value, v in end]
-                for end in pairs
-            ]
-        finally:
-            reporter.close()
-        weight_norm = problem.weight_norm
-    top_end = sorted(measured[0], key=lambda item: -item[0])
-    low_end = sorted(measured[1], key=lambda item: item[0])
-    rows = [v for _, _, v in top_end + low_end]
+
+
+def ends(
+    m: Measurement, largest: int, smallest: int, tol: float, most: int, solver: str, vectors: bool
+) -> EigenvaluesResult:
+    """The ends of a measurement's spectrum."""
+    product = HessianProduct(m)
+    largest, smallest = min(largest, m.size), min(smallest, m.size)
+    start = unit_normal(torch.Size([m.size]), m.seed, 12)
+    rest = (start, largest, smallest, tol, most, m.tell)
+    if m.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
+        pairs, converged = _dense(product, largest, smallest, m.tell)
+    elif solver == "lanczos":
+        pairs, converged = both_ends(product, *rest)
+    else:
+        pairs, converged = _restarted(product, *rest)
+    top, low = (
+        sorted(
+            ((value, float((product(v) - value * v).norm()), v) for value, v in end),
+            key=lambda item: sign * item[0],
+        )
+        for sign, end in zip((-1, 1), pairs, strict=True)
+    )
+    rows = [v for _, _, v in top + low]
     return EigenvaluesResult(
-        largest=tuple(value for value, _, _ in top_end),
-        smallest=tuple(value for value, _, _ in low_end),
-        largest_residuals=tuple(residual for _, residual, _ in top_end),
-        smallest_residuals=tuple(residual for _, residual, _ in low_end),
+        largest=tuple(value for value, _, _ in top),
+        smallest=tuple(value for value, _, _ in low),
+        largest_residuals=tuple(residual for _, residual, _ in top),
+        smallest_residuals=tuple(residual for _, residual, _ in low),
         converged=converged,
         products=product.count,
-        samples=product.samples,
-        weights=product.size,
-        weight_norm=weight_norm,
-        seconds=reporter.seconds,
-        curvature=curvature,
+        samples=m.samples,
+        weights=m.size,
+        weight_norm=m.objective.weight_norm,
+        seconds=m.seconds,
+        curvature=m.objective.curvature,
         differences=product.differences,
         vectors=torch.stack(rows) if vectors and rows else None,
     )
 
 
 def _dense(
-    product: Product, largest: int, smallest: int, reporter: Reporter
+    product: HessianProduct, largest: int, smallest: int, reporter: Reporter
 ) -> tuple[tuple[Pairs, Pairs], bool]:
     rows = []
     for i, unit in enumerate(torch.eye(product.size, dtype=torch.float64)):
@@ -193,7 +192,7 @@ def _dense(
 
 
 def _restarted(
-    product: Product,
+    product: HessianProduct,
     start: Tensor,
     largest: int,
     smallest: int,
@@ -212,7 +211,7 @@ def _restarted(
 
 
 def _arpack(
-    product: Product,
+    product: HessianProduct,
     count: int,
     which: str,
     shift: float,

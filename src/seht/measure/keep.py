@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.check.sandbox import own_randomness
 from seht.probes import generator, mix
 from seht.tensors.interrupts import uninterrupted
+from seht.tensors.random_state import own_randomness
 
 
 @contextmanager

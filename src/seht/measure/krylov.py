@@ -74,6 +74,21 @@ class Krylov:
         return found / found.norm()
 
 
+def lanczos(
+    product: Callable[[Tensor], Tensor],
+    start: Tensor,
+    steps: int,
+    tell: Callable[[int], None] = lambda done: None,
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the Gauss quadrature that a start vector sees."""
+    krylov = Krylov(product, start)
+    while len(krylov) < steps and not krylov.closed:
+        krylov.grow()
+        tell(len(krylov))
+    values, vectors, _ = krylov.ritz()
+    return values, vectors[0].square()
+
+
 def both_ends(
     product: Callable[[Tensor], Tensor],
     start: Tensor,

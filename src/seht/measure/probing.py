@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from seht.engines import replicates
 from seht.errors import ExampleError
 from seht.estimators import SehtH, SehtS
-from seht.measure.problem import Problem
+from seht.measure.objective import Objective
 from seht.persample.memory import Memory
 from seht.tensors.trees import mapped
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchTraces:
     """What a micro-batch gave."""
 
     values: Tensor
@@ -48,16 +48,16 @@ class Probing:
     """Probes one micro-batch after the other, with a probe for each example while that works.
 
     Args:
-        problem: what is measured.
+        objective: what is measured.
         method: ``auto``, ``per-sample`` or ``shared``.
         batch_dim: the examples' axis, found by looking if not given.
         per_layer: also each tensor's share, for one backward pass more.
     """
 
     def __init__(
-        self, problem: Problem, method: str, batch_dim: int | None, per_layer: bool
+        self, objective: Objective, method: str, batch_dim: int | None, per_layer: bool
     ) -> None:
-        self.problem, self.per_layer = problem, per_layer
+        self.objective, self.per_layer = objective, per_layer
         self._estimator: SehtS | SehtH = SehtS(batch_dim=batch_dim)
         if method == "shared":
             self._estimator = SehtH()
@@ -73,7 +73,7 @@ class Probing:
         """Whether examples share their probe."""
         return isinstance(self._estimator, SehtH)
 
-    def __call__(self, batch: Any, count: int, probes: int, seed: int) -> Part:
+    def __call__(self, batch: Any, count: int, probes: int, seed: int) -> BatchTraces:
         """``probes`` independent replicates of the trace of a batch's loss."""
         if self._wide is None:
             self._wide = self._takes_wide(batch)
@@ -88,7 +88,7 @@ class Probing:
             self._estimator = SehtH()
             return self._ask(self._estimator, batch, probes, seed)
 
-    def step_error(self, near: Part, batch: Any, seed: int) -> float | None:
+    def step_error(self, near: BatchTraces, batch: Any, seed: int) -> float | None:
         """The relative error of a batch's first replicate, as twice the step shows it.
 
         The error grows like e^2 (one-sided, for the Gauss-Newton trace, like e, and vanishes in the
@@ -101,18 +101,18 @@ class Probing:
     def _takes_wide(self, batch: Any) -> bool:
         """Whether the loss works with outputs in float64: not every one mixes dtypes."""
         try:
-            self.problem.evaluated(self._closure(batch, wide=True))
+            self.objective.evaluated(self._closure(batch, wide=True))
         except Exception:
             return False
         return True
 
     def _closure(self, batch: Any, wide: bool) -> Callable[[], Any]:
-        plain = self.problem.closure(batch)
+        plain = self.objective.closure(batch)
         if not wide:
             return plain
 
         def closure() -> Any:
-            handle = self.problem.model.register_forward_hook(_widened)
+            handle = self.objective.model.register_forward_hook(_widened)
             try:
                 return plain()
             finally:
@@ -127,22 +127,22 @@ class Probing:
         probes: int,
         seed: int,
         stretch: float = 1.0,
-    ) -> Part:
-        problem = self.problem
+    ) -> BatchTraces:
+        objective = self.objective
         found = replicates(
-            problem.model,
+            objective.model,
             self._closure(batch, wide=bool(self._wide)),
             probes=probes,
             seed=seed,
             estimator=estimator,
-            params=problem.params,
-            curvature=problem.curvature,
-            boundary=problem.boundary,
+            params=objective.params,
+            curvature=objective.curvature,
+            boundary=objective.boundary,
             per_layer=self.per_layer,
             stretch=stretch,
             memory=self._memory,
         )
-        if len(found.unused) == len(problem.chosen.tensors):
+        if len(found.unused) == len(objective.chosen.tensors):
             raise ValueError(
                 "the loss depends on none of the chosen parameters; loss_fn must compute it with "
                 "the model it is given"
@@ -150,9 +150,9 @@ class Probing:
         columns = [found.traces]
         if self.per_layer:
             nothing = (0.0,) * probes
-            columns += [found.layers.get(name, nothing) for name in problem.chosen.tensors]
+            columns += [found.layers.get(name, nothing) for name in objective.chosen.tensors]
         values = torch.tensor(columns, dtype=torch.float64).T
-        return Part(values, found.loss, found.n, found.unused, found.shared, found.affine)
+        return BatchTraces(values, found.loss, found.n, found.unused, found.shared, found.affine)
 
 
 _WIDEST = 1 << 22

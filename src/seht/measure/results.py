@@ -6,10 +6,21 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from seht.measure.numbers import with_error
 from seht.measure.stats import student
+
+
+class Result:
+    """A record that can be printed, and written as JSON."""
+
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Properties that belong to the record."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with ``None`` for what is not finite."""
+        return plain({**vars(self), **{name: getattr(self, name) for name in self.beside}})
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class TraceResult:
+class TraceResult(Result):
     """The trace of the data's mean loss, and how well it is known."""
 
     estimate: float
@@ -76,7 +87,7 @@ class TraceResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with ``None`` for what is not finite."""
-        return plain({**dataclasses.asdict(self), "interval": self.interval()})
+        return {**super().as_dict(), "interval": plain(self.interval())}
 
     def __str__(self) -> str:
         """One line."""
@@ -91,8 +102,10 @@ def plain(value: Any) -> Any:
     """The value for JSON: tuples as lists, what is not finite as ``None``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Result):
+        return value.as_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
+        return plain(vars(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

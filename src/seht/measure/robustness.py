@@ -11,21 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from seht import probes as draw
-from seht.measure.data import Batches, check_count
+from seht.measure.data import check_count, reads_once
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.problem import LossFn, Problem, measuring
-from seht.measure.progress import Report, Reporter
-from seht.measure.results import plain
-from seht.measure.trace import trace
-from seht.replay.weights import Weights
-from seht.tensors.interrupts import uninterrupted
+from seht.measure.objective import LossFn, Measurement, Options, measuring
+from seht.measure.readings import read
+from seht.measure.results import Result
+from seht.measure.stats import mean_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 LAYER_BITS = 4
 
@@ -39,10 +39,12 @@ class Noise:
     """Over draws; nan with one."""
     predicted: float
     """By the trace; far from ``rise`` where the noise is too large for a quadratic."""
+    predicted_stderr: float
+    """Over the trace's probes."""
 
 
 @dataclass(frozen=True)
-class RobustnessResult:
+class RobustnessResult(Result):
     """Rises of the loss."""
 
     loss: float
@@ -60,17 +62,12 @@ class RobustnessResult:
         rows = [("rise of the loss", "")]
         rows += [(f"rounded to {bits} bits", number(rise)) for bits, rise in self.rounded.items()]
         for share, found in self.noise.items():
-            figure = (
-                f"{with_error(found.rise, found.stderr)}, by the trace {number(found.predicted)}"
-            )
+            predicted = with_error(found.predicted, found.predicted_stderr)
+            figure = f"{with_error(found.rise, found.stderr)}, by the trace {predicted}"
             rows.append((f"noise of {share:.3g}", figure))
         rows += [(f"{name} alone to 4 bits", number(rise)) for name, rise in self.layers.items()]
         samples, time = f"{self.samples:,} samples", duration(self.seconds)
         return said(f"loss {number(self.loss)} on {samples}, {time}", rows)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain(vars(self))
 
 
 def robustness(
@@ -81,12 +78,7 @@ def robustness(
     bits: Sequence[int] = (8, 4, 3),
     noise: Sequence[float] = (0.01, 0.03, 0.1),
     draws: int = 4,
-    seed: int = 0,
-    progress: Report = None,
-    params: draw.ParamSpec = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[Options],
 ) -> RobustnessResult:
     """The rise of the loss with rounded and with disturbed weights, and which layers it comes from.
 
@@ -94,18 +86,15 @@ def robustness(
     rises by nothing at as many bits.
 
     Args:
-        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
         data: what it is measured on; every figure and every layer reads all of it.
         bits: to which the weights are rounded, 2 to 16.
         noise: deviations, in shares of each tensor's root mean square.
         draws: of the noise, each used with both signs.
-        seed: of the noise and of the trace.
-        progress: as in :func:`seht.measure.trace`.
-        params: which tensors are changed; all of two or more dimensions if not given.
-        micro_batch: cut batches into so many examples.
-        batch_dim: the examples' axis.
-        limit: read so many examples and no more.
+        options: ``seed`` (of the noise and of the trace), ``progress``, ``params`` (which tensors
+            are changed; all of two or more dimensions if not given), ``micro_batch``,
+            ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
     for count in bits:
         if not (isinstance(count, int) and 2 <= count <= 16):
@@ -114,38 +103,56 @@ def robustness(
         if not (isinstance(share, (int, float)) and math.isfinite(share) and share > 0):
             raise ValueError(f"noise must be positive shares, such as 0.03, not {share!r}")
     check_count("draws", draws, optional=False)
-    options: dict[str, Any] = {
-        "params": params, "micro_batch": micro_batch, "batch_dim": batch_dim, "limit": limit,
-        "seed": seed,
-    }  # fmt: skip
-    reporter = Reporter(progress, "robustness")
-    with measuring(model, loss_fn, data, **options) as (problem, batches):
-        try:
-            near = _Near(problem, batches)
-            rounding = {count: near.rise(near.to_levels(count)) for count in bits}
-            noisy = {}
-            for place, share in enumerate(noise):
-                noisy[float(share)] = near.noise(share, draws, seed, place)
-                reporter(place + 1, len(noise))
-            levels = near.to_levels(LAYER_BITS)
-            layers = {name: near.rise({name: shift}) for name, shift in levels.items()}
-            squares = near.mean_squares()
-        finally:
-            reporter.close()
-        samples = sum(size for _, size in batches)
-    blocks = trace(model, loss_fn, data, per_layer=True, **options).layers or {}
-    curvature = sum(squares[name] * layer.estimate for name, layer in blocks.items())
+    if reads_once(data):
+        data = list(data)  # the trace reads it again
+    with measuring("robustness", model, loss_fn, data, **options) as m:
+        loss = m.loss()
+        rounding = {count: m.loss_at(to_levels(m.tensors, count)) - loss for count in bits}
+        squares = {n: float(w.detach().double().square().mean()) for n, w in m.tensors.items()}
+        noisy, layers = {}, {}
+        for place, share in enumerate(noise):
+            sizes = {name: share * math.sqrt(square) for name, square in squares.items()}
+            noisy[float(share)] = _noise(m, loss, sizes, draws, place)
+            m.tell(place + 1, len(noise) + len(m.tensors))
+        for name, shift in to_levels(m.tensors, LAYER_BITS).items():
+            layers[name] = m.loss_at({name: shift}) - loss
+            m.tell(len(noise) + len(layers), len(noise) + len(m.tensors))
+    if noise:
+        readings = read(model, loss_fn, data, per_layer=True, **options)
+        curvature, error = readings.weighted(list(squares.values()))
     return RobustnessResult(
-        loss=near.loss,
+        loss=loss,
         rounded=rounding,
         noise={
-            share: Noise(rise, error, share**2 * curvature / 2)
-            for share, (rise, error) in noisy.items()
+            share: Noise(*found, share**2 * curvature / 2, share**2 * error / 2)
+            for share, found in noisy.items()
         },
         layers=layers,
-        samples=samples,
-        seconds=reporter.seconds,
+        samples=m.samples,
+        seconds=m.seconds,
     )
+
+
+@torch.no_grad()
+def to_levels(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
+    """From each tensor to its rounded one."""
+    return {name: rounded(tensor, bits) - tensor for name, tensor in tensors.items()}
+
+
+def _noise(
+    m: Measurement, loss: float, sizes: Mapping[str, float], draws: int, place: int
+) -> tuple[float, float]:
+    """Mean and standard error of the rise; with both signs the gradient's part cancels."""
+    found = []
+    for k in range(draws):
+        shift = {
+            name: (sizes[name] * unit_normal(tensor.shape, m.seed, 19, place, k, i)).to(tensor)
+            for i, (name, tensor) in enumerate(m.tensors.items())
+        }
+        back = {name: -part for name, part in shift.items()}
+        found.append((m.loss_at(shift) - loss + (m.loss_at(back) - loss)) / 2)
+    mean, error = mean_error(found)
+    return float(mean), float(error)
 
 
 def rounded(weight: Tensor, bits: int) -> Tensor:
@@ -159,49 +166,3 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
     largest = weight.abs().flatten(1).amax(1) if weight.dim() > 1 else weight.abs().amax()
     scale = (largest / top).view(-1, *(1 for _ in weight.shape[1:]))
     return torch.where(scale > 0, torch.round(weight / scale) * scale, weight)
-
-
-class _Near:
-    """The loss at changed weights."""
-
-    def __init__(self, problem: Problem, batches: Batches) -> None:
-        self.problem, self.batches = problem, batches
-        self.tensors = problem.chosen.tensors
-        self.weights = Weights(self.tensors)
-        self.loss = problem.mean_loss(batches)
-
-    def rise(self, shifts: Mapping[str, Tensor]) -> float:
-        """With these tensors moved."""
-        every = {
-            name: shifts[name] if name in shifts else torch.zeros_like(tensor)
-            for name, tensor in self.tensors.items()
-        }
-        with uninterrupted(), self.weights.moved(every, 1.0):
-            return self.problem.mean_loss(self.batches) - self.loss
-
-    @torch.no_grad()
-    def to_levels(self, bits: int) -> dict[str, Tensor]:
-        """From each tensor to its rounded one."""
-        return {name: rounded(tensor, bits) - tensor for name, tensor in self.tensors.items()}
-
-    def noise(self, share: float, draws: int, seed: int, place: int) -> tuple[float, float]:
-        """Mean and standard error; with both signs the gradient's part cancels."""
-        sizes = {name: share * math.sqrt(square) for name, square in self.mean_squares().items()}
-        found = []
-        for k in range(draws):
-            shift = {
-                name: (sizes[name] * unit_normal(tensor.shape, seed, 19, place, k, i)).to(tensor)
-                for i, (name, tensor) in enumerate(self.tensors.items())
-            }
-            back = {name: -tensor for name, tensor in shift.items()}
-            found.append((self.rise(shift) + self.rise(back)) / 2)
-        values = torch.tensor(found, dtype=torch.float64)
-        error = float(values.std() / math.sqrt(draws)) if draws > 1 else math.nan
-        return float(values.mean()), error
-
-    def mean_squares(self) -> dict[str, float]:
-        """Of each tensor's entries."""
-        return {
-            name: float(tensor.detach().double().square().mean())
-            for name, tensor in self.tensors.items()
-        }

@@ -14,26 +14,26 @@ much the last steps still added.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from seht import probes as draw
-from seht.measure.data import Batches, check_count
+from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.problem import LossFn, measuring
-from seht.measure.product import Product
-from seht.measure.progress import Report, Reporter
-from seht.measure.results import plain
-from seht.replay.weights import Weights
-from seht.tensors.interrupts import uninterrupted
+from seht.measure.objective import LossFn, Measurement, Options, measuring
+from seht.measure.results import Result
+from seht.measure.stats import mean_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
-class SharpnessResult:
+class SharpnessResult(Result):
     """Rises of the loss at distance ``rho``."""
 
     rho: float
@@ -75,10 +75,6 @@ class SharpnessResult:
         )
         return said(title, rows)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain(vars(self))
-
 
 def sharpness(
     model: nn.Module,
@@ -88,107 +84,73 @@ def sharpness(
     rho: float = 0.05,
     draws: int = 8,
     steps: int = 8,
-    seed: int = 0,
-    progress: Report = None,
-    params: draw.ParamSpec = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[Options],
 ) -> SharpnessResult:
     """The rise of the loss under random and under adversarial weight changes of norm ``rho``.
 
     Args:
-        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
         data: what it is measured on; every direction and step reads all of it.
         rho: the distance, as SAM has it.
         draws: random directions, each used with both signs.
         steps: of the ascent.
-        seed: of the directions.
-        progress: as in :func:`seht.measure.trace`.
-        params: which tensors are moved.
-        micro_batch: cut batches into so many examples.
-        batch_dim: the examples' axis.
-        limit: read so many examples and no more.
+        options: ``seed`` (of the directions), ``progress``, ``params`` (which tensors are moved),
+            ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
     if not (isinstance(rho, (int, float)) and math.isfinite(rho) and rho > 0):
         raise ValueError(f"rho must be a positive number, not {rho!r}")
     check_count("draws", draws, optional=False)
     check_count("steps", steps, optional=False)
-    reporter = Reporter(progress, "sharpness")
-    with measuring(
-        model, loss_fn, data, params=params, micro_batch=micro_batch, batch_dim=batch_dim,
-        limit=limit, seed=seed,
-    ) as (problem, batches):  # fmt: skip
-        try:
-            ball = _Ball(Product(problem, batches), batches, rho)
-            loss = problem.mean_loss(batches)
-            rises = []
-            for k in range(draws):
-                u = unit_normal(torch.Size([ball.product.size]), seed, 15, k)
-                u *= rho / u.norm()
-                rises.append((ball.loss(u) + ball.loss(-u)) / 2 - loss)
-                reporter(k + 1, draws + steps)
-            path = []
-            for value in ball.ascend(steps):
-                path.append(value - loss)
-                reporter(draws + len(path), draws + steps)
-        finally:
-            reporter.close()
-        weight_norm, samples = problem.weight_norm, sum(size for _, size in batches)
-    values = torch.tensor(rises, dtype=torch.float64)
+    with measuring("sharpness", model, loss_fn, data, **options) as m:
+        loss = m.loss()
+        rises = []
+        for k in range(draws):
+            u = unit_normal(torch.Size([m.size]), m.seed, 15, k)
+            u *= rho / u.norm()
+            both = m.loss_at(m.parts(u)) + m.loss_at(m.parts(-u))
+            rises.append(both / 2 - loss)
+            m.tell(k + 1, draws + steps)
+        path = []
+        for value in ascent(m, rho, steps):
+            path.append(value - loss)
+            m.tell(draws + len(path), draws + steps)
+        weight_norm = m.objective.weight_norm
+    mean, stderr = mean_error(rises)
     late = max(1, steps // 4)
     return SharpnessResult(
         rho=float(rho),
         relative=rho / weight_norm if weight_norm else math.inf,
         loss=loss,
-        random=float(values.mean()),
-        random_stderr=float(values.std() / math.sqrt(draws)) if draws > 1 else math.nan,
-        random_worst=float(values.max()),
+        random=float(mean),
+        random_stderr=float(stderr),
+        random_worst=max(rises),
         adversarial=max(path),
         first_step=path[0],
         gain=max(path) - max(path[:-late]) if len(path) > late else math.nan,
         draws=draws,
         steps=steps,
-        samples=samples,
-        weights=ball.product.size,
+        samples=m.samples,
+        weights=m.size,
         weight_norm=weight_norm,
-        seconds=reporter.seconds,
+        seconds=m.seconds,
     )
 
 
-class _Ball:
-    """The points within rho of the model."""
-
-    def __init__(self, product: Product, batches: Batches, rho: float) -> None:
-        self.product, self.batches, self.rho = product, batches, rho
-        self.weights = Weights(product.problem.chosen.tensors)
-
-    def loss(self, shift: Tensor) -> float:
-        with uninterrupted(), self.weights.moved(self._named(shift), 1.0):
-            return self.product.problem.mean_loss(self.batches)
-
-    def gradient(self, shift: Tensor) -> Tensor:
-        with uninterrupted(), self.weights.moved(self._named(shift), 1.0):
-            return self.product.gradient()
-
-    def ascend(self, steps: int) -> Any:
-        """The loss after each step of the ascent, on the sphere."""
-        shift = torch.zeros(self.product.size, dtype=torch.float64)
-        rate, best = self.rho, -math.inf
-        for _ in range(steps):
-            g = self.gradient(shift)
-            if not g.norm() > 0:  # nowhere to climb from: any direction will do
-                g = unit_normal(shift.shape, 0, 16)
-            tried = shift + rate * g / g.norm()
-            tried *= self.rho / tried.norm()
-            value = self.loss(tried)
-            yield value
-            if value > best:
-                best, shift = value, tried
-            else:  # overshot: go back and take a smaller step
-                rate /= 2
-
-    def _named(self, shift: Tensor) -> dict[str, Tensor]:
-        names = self.product.problem.chosen.tensors
-        return dict(zip(names, self.product.unflatten(shift), strict=True))
+def ascent(m: Measurement, rho: float, steps: int) -> Iterator[float]:
+    """The loss after each step of the ascent, on the sphere of radius rho around the model."""
+    shift = torch.zeros(m.size, dtype=torch.float64)
+    rate, best = rho, -math.inf
+    for _ in range(steps):
+        with m.moved(m.parts(shift)):
+            g = m.gradient()
+        if not g.norm() > 0:  # nowhere to climb from: any direction will do
+            g = unit_normal(shift.shape, 0, 16)
+        tried = shift + rate * g / g.norm()
+        tried *= rho / tried.norm()
+        value = m.loss_at(m.parts(tried))
+        yield value
+        if value > best:
+            best, shift = value, tried
+        else:  # overshot: go back and take a smaller step
+            rate /= 2

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from seht import probes as draw
-from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
-from seht.measure.problem import LossFn, measuring
-from seht.measure.product import Product
-from seht.measure.progress import Report
-from seht.measure.results import plain
+from seht.measure.eigenvalues import EigenvaluesResult, check_search, ends
+from seht.measure.objective import LossFn, Options, measuring
+from seht.measure.results import Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
-class StabilityResult:
+class StabilityResult(Result):
     """What linear theory says about gradient flow and gradient descent here."""
 
     verdict: str
@@ -45,7 +45,8 @@ class StabilityResult:
     jacobian_errors: tuple[float, ...]
     """Bounds of their errors."""
     largest_rate: float | None
-    """The largest stable learning rate, 2 / lambda_max; ``None`` where no curvature limits it."""
+    """2 / lambda_max, above which gradient descent diverges along the stiffest direction; ``None``
+    where no curvature limits it. Where the verdict is ``unstable`` no rate makes it converge."""
     largest_rate_interval: tuple[float, float] | None
     samples: int
     weight_norm: float
@@ -56,15 +57,14 @@ class StabilityResult:
     def __str__(self) -> str:
         """In words."""
         here = "an equilibrium" if self.equilibrium else "no equilibrium"
-        rate = "any learning rate" if self.largest_rate is None else f"< {self.largest_rate:.3g}"
-        return (
-            f"{here} (|g| = {self.gradient_norm:.3g}); linearised gradient flow is {self.verdict}; "
-            f"gradient descent is stable for a learning rate of {rate}"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain({**vars(self), "eigenvalues": self.eigenvalues.as_dict()})
+        limit = "no curvature limits the learning rate of gradient descent"
+        if self.largest_rate is not None:
+            limit = (
+                "along the stiffest direction gradient descent diverges above a learning rate of "
+                f"{self.largest_rate:.3g}"
+            )
+        flow = f"linearised gradient flow is {self.verdict}"
+        return f"{here} (|g| = {self.gradient_norm:.3g}); {flow}; {limit}"
 
 
 def stability(
@@ -78,17 +78,12 @@ def stability(
     tol: float = 1e-4,
     max_products: int = 500,
     solver: str = "arpack",
-    seed: int = 0,
-    progress: Report = None,
-    params: draw.ParamSpec = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[Options],
 ) -> StabilityResult:
     r"""Is the model an equilibrium of gradient flow, is it stable, and up to which learning rate?
 
     Args:
-        model: as in :func:`seht.measure.trace`, and so are the arguments that are not named here.
+        model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
         data: what it is measured on.
         largest: eigenvalues of H at the upper end.
@@ -98,26 +93,15 @@ def stability(
         tol: as in :func:`seht.measure.eigenvalues`.
         max_products: as in :func:`seht.measure.eigenvalues`.
         solver: as in :func:`seht.measure.eigenvalues`.
-        seed: of the start vector.
-        progress: as in :func:`seht.measure.trace`.
-        params: which tensors.
-        micro_batch: cut batches into so many examples.
-        batch_dim: the examples' axis.
-        limit: read so many examples and no more.
+        options: ``seed`` (of the start vector), ``progress``, ``params``, ``micro_batch``,
+            ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
     if not equilibrium > 0:
         raise ValueError(f"equilibrium must be a positive number, not {equilibrium!r}")
-    common: dict[str, Any] = {
-        "params": params, "micro_batch": micro_batch, "batch_dim": batch_dim,
-        "limit": limit, "seed": seed,
-    }  # fmt: skip
-    with measuring(model, loss_fn, data, **common) as (problem, batches):
-        gradient = float(Product(problem, batches).gradient().norm())
-        found = eigenvalues(
-            model, problem.loss_fn, batches.again(), largest=largest, smallest=smallest, tol=tol,
-            max_products=max_products, solver=solver, progress=progress, params=params,
-            batch_dim=batch_dim, seed=seed,
-        )  # fmt: skip
+    check_search(largest, smallest, max_products, solver)
+    with measuring("stability", model, loss_fn, data, **options) as m:
+        gradient = float(m.gradient().norm())
+        found = ends(m, largest, smallest, tol, max_products, solver, vectors=False)
     pairs = [
         *zip(found.largest, found.largest_residuals, strict=True),
         *zip(found.smallest, found.smallest_residuals, strict=True),

@@ -88,6 +88,15 @@ def sampling_error(visits: Sequence[Visit], whole: int | None = None) -> float:
     return math.sqrt(variance * left)
 
 
+def mean_error(
+    values: Tensor | Sequence[float] | Sequence[Sequence[float]],
+) -> tuple[Tensor, Tensor]:
+    """The mean of independent values (rows), and its standard error; nan of a single one."""
+    found = torch.as_tensor(values, dtype=torch.float64)
+    mean = found.mean(0)
+    return mean, found.std(0) / math.sqrt(len(found)) if len(found) > 1 else mean * math.nan
+
+
 def student(level: float, dof: float) -> float:
     r"""The t with :math:`P(|T| \le t)` = level for T of Student's distribution.
 

@@ -13,7 +13,7 @@ from seht.measure.bound import BoundResult, bound
 from seht.measure.density import DensityResult, density
 from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
 from seht.measure.landscape import LandscapeResult, landscape
-from seht.measure.problem import LossFn
+from seht.measure.objective import LossFn
 from seht.measure.progress import Report
 from seht.measure.results import TraceResult
 from seht.measure.sharpness import SharpnessResult, sharpness

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from seht.measure.data import check_count
-from seht.measure.problem import LossFn
+from seht.measure.data import check_count, reads_once
+from seht.measure.objective import LossFn
 from seht.measure.results import TraceResult
 from seht.measure.trace import trace
 
@@ -97,7 +97,7 @@ class Tracker:
             raise ValueError(f"budget must be a share of the time in (0, 1], not {budget!r}")
         if mode not in ("eval", "as-is"):
             raise ValueError(f"mode must be 'eval' or 'as-is', not {mode!r}")
-        if iter_once(data):
+        if reads_once(data):
             raise TypeError(
                 "data can be read only once, and a tracker measures again and again; pass a batch, "
                 "a data set, a list of batches or a loader"
@@ -155,11 +155,6 @@ class Tracker:
     def share(self) -> float:
         """Which share of the time went into measuring so far."""
         return self._spent / max(1e-9, self._clock() - self._start)
-
-
-def iter_once(data: Any) -> bool:
-    """Whether the data is an iterator, gone after one reading."""
-    return hasattr(data, "__next__")
 
 
 def _logger(log: Any) -> Log | None:

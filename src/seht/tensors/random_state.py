@@ -161,3 +161,19 @@ class RandomState:
                 yield
         finally:
             self._host.begin()
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """Everything random in the block is the block's own: torch, ``random`` and NumPy."""
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = list(range(torch.cuda.device_count())) if cuda else []
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        if numpy:
+            numpy.random.set_state(states[1])

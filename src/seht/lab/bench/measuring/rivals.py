@@ -69,12 +69,11 @@ def missing(rival: Rival) -> bool:
 
 def _nested(problem: Trained, products: int) -> Sample:
     """Hutchinson by double backward, with our own safe operators."""
-    from seht.measure.problem import measuring
-    from seht.measure.product import Product
+    from seht.measure.objective import HessianProduct, measuring
 
     generator = torch.Generator().manual_seed(1)
-    with measuring(problem.model, loss_fn, problem.batches) as (checked, batches):
-        product = Product(checked, batches)
+    with measuring("products", problem.model, loss_fn, problem.batches) as measurement:
+        product = HessianProduct(measurement)
         return _hutchinson(product, product.size, products, generator, torch.float64)
 
 

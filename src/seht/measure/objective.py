@@ -1,40 +1,65 @@
-"""What is measured: a model, its loss and its data; the checks that every measurement makes."""
+"""What is measured: a model's loss as a function of its weights, over data; and the checks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from seht import probes
 from seht.distributed import ranks_of
+from seht.engines import Products
 from seht.errors import NonFiniteError
 from seht.functional import check_curvature
-from seht.measure.data import MICRO_BATCH, Batches, cut
+from seht.measure.data import Batches, cut
 from seht.measure.keep import untouched
+from seht.measure.progress import Report, Reporter
 from seht.replay.buffers import BorrowedBuffers
-from seht.replay.weights import norm
+from seht.replay.weights import Weights, norm
 from seht.task import check_loss, split
+from seht.tensors.interrupts import uninterrupted
 
 LossFn = Callable[[nn.Module, Any], Any]
 """``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""
 
 
+class DataOptions(TypedDict, total=False):
+    """What every measurement takes beside its own arguments, as :func:`seht.measure.trace` says."""
+
+    seed: int
+    progress: Report
+    micro_batch: int | None
+    batch_dim: int | None
+    limit: int | None
+
+
+class Options(DataOptions, total=False):
+    """... those that look at some of the weights,"""
+
+    params: probes.ParamSpec
+
+
+class CurvatureOptions(Options, total=False):
+    """... and those that know two matrices."""
+
+    curvature: str
+    boundary: str | None
+
+
 @dataclass(frozen=True)
-class Problem:
-    """A checked problem; ``chosen`` are the weights in which derivatives are taken."""
+class Objective:
+    """A model and its loss, checked; ``chosen`` are the weights in which derivatives are taken."""
 
     model: nn.Module
     loss_fn: LossFn
     chosen: probes.Chosen
     curvature: str = "hessian"
     boundary: str | None = None
-    seed: int = 0
     params: probes.ParamSpec = None
     _inner: list[bool] = field(default_factory=list)
     """Not empty once the loss is known to take gradients itself."""
@@ -53,10 +78,6 @@ class Problem:
     def weight_norm(self) -> float:
         """The common norm of the chosen weights."""
         return float(norm(self.weights))
-
-    def steady(self) -> None:
-        """Begin with the same random numbers each time: one function, dropout or not."""
-        torch.manual_seed(self.seed)
 
     def closure(self, batch: Any) -> Callable[[], Any]:
         """Computes the loss of a batch."""
@@ -94,15 +115,10 @@ class Problem:
                 "loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), for example"
             ) from error
 
-    def mean_loss(self, batches: Batches) -> float:
-        """The loss over all batches, not necessarily finite."""
-        self.steady()
-        total, count = 0.0, 0
-        for batch, size in batches:
-            total, count = total + size * self.loss(batch), count + size
-        if not count:
-            raise empty()
-        return total / count
+    def first_look(self, batch: Any, count: int, axis: int) -> None:
+        """Refuse a loss that is not finite, or a sum that grows with the batch."""
+        self.check_finite(self.loss(batch), 0)
+        self._refuse_sum(batch, count, axis)
 
     def check_finite(self, loss: float, place: int) -> None:
         """Say what is not finite, and where."""
@@ -119,8 +135,8 @@ class Problem:
             "that batch, or at the loss function"
         )
 
-    def refuse_sum(self, batch: Any, count: int, axis: int) -> None:
-        """A loss that is a sum grows with the batch: compare a batch with its two halves."""
+    def _refuse_sum(self, batch: Any, count: int, axis: int) -> None:
+        """Compare a batch with its two halves."""
         if count < 2:
             return
         half = count // 2
@@ -138,9 +154,105 @@ class Problem:
             )
 
 
-def make_problem(
+class Measurement:
+    """An objective over its data: the mean loss, here and at moved weights, and its derivatives.
+
+    Every reading begins with the same random numbers: one function, dropout or not. Vectors are
+    flat, in float64 and on the CPU; a shift is a part for each tensor that is moved.
+    """
+
+    def __init__(
+        self, objective: Objective, batches: Batches, reporter: Reporter, seed: int
+    ) -> None:
+        self.objective, self.batches = objective, batches
+        self.tell, self.seed = reporter, seed
+        self.tensors = objective.chosen.tensors
+        self.size = sum(tensor.numel() for tensor in self.tensors.values())
+        """How many weights."""
+        self.samples = 0
+        """Of the last reading."""
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self.tell.seconds
+
+    def loss(self) -> float:
+        """Not necessarily finite."""
+        return float(self._mean(lambda batch: self.objective.loss(batch)))
+
+    def loss_at(self, shift: Mapping[str, Tensor]) -> float:
+        """The loss at w + shift."""
+        with self.moved(shift):
+            return self.loss()
+
+    @contextmanager
+    def moved(self, shift: Mapping[str, Tensor]) -> Iterator[None]:
+        """The weights are w + shift while the block runs, and come back bit for bit."""
+        weights = Weights({name: self.tensors[name] for name in shift})
+        with uninterrupted(), weights.moved(dict(shift), 1.0):
+            yield
+
+    def gradient(self) -> Tensor:
+        """Of the mean loss."""
+        products = self.products()
+        return self._mean(lambda batch: flat(products.gradient(self.objective.closure(batch))))
+
+    def products(self) -> Products:
+        """What multiplies one batch's matrix."""
+        objective = self.objective
+        return Products(objective.model, objective.chosen, objective.curvature, objective.boundary)
+
+    def parts(self, vector: Tensor) -> dict[str, Tensor]:
+        """A flat vector as a shift, in each weight's dtype and place."""
+        pieces = vector.split([tensor.numel() for tensor in self.tensors.values()])
+        return {
+            name: piece.view(w.shape).to(device=w.device, dtype=w.dtype)
+            for piece, (name, w) in zip(pieces, self.tensors.items(), strict=True)
+        }
+
+    def _mean(self, of: Callable[[Any], Any]) -> Any:
+        torch.manual_seed(0)
+        total: Any = 0.0
+        samples = 0
+        for batch, count in self.batches:
+            total, samples = total + count * of(batch), samples + count
+        if not samples:
+            raise empty()
+        self.samples = samples
+        return total / samples
+
+
+class HessianProduct:
+    """The symmetric operator v -> Hv over all micro-batches, on flat vectors."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        self._measurement, self._products = measurement, measurement.products()
+        self.size = measurement.size
+        self.count = 0
+        """Products so far."""
+
+    @property
+    def differences(self) -> bool:
+        """Whether they are made by differences: an operator has no second derivative."""
+        return self._products.differences
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Hv."""
+        m = self._measurement
+        parts = list(m.parts(vector).values())
+        self.count += 1
+        return m._mean(lambda batch: flat(self._products(m.objective.closure(batch), parts)))
+
+
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """One vector in float64 on the CPU."""
+    return torch.cat([part.detach().double().flatten().cpu() for part in parts])
+
+
+def make_objective(
     model: Any, loss_fn: Any, params: probes.ParamSpec, curvature: str, boundary: str | None = None
-) -> Problem:
+) -> Objective:
     """Refuse what cannot be measured."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -160,11 +272,12 @@ def make_problem(
                 f"parameter {name!r} is {tensor.dtype}; second derivatives drown in its rounding. "
                 "Measure a copy in float32: copy.deepcopy(model).float()"
             )
-    return Problem(model, loss_fn, chosen, curvature, boundary, params=params)
+    return Objective(model, loss_fn, chosen, curvature, boundary, params)
 
 
 @contextmanager
 def measuring(
+    what: str,
     model: Any,
     loss_fn: Any,
     data: Any,
@@ -176,26 +289,27 @@ def measuring(
     batch_dim: int | None = None,
     limit: int | None = None,
     seed: int = 0,
-) -> Iterator[tuple[Problem, Batches]]:
-    """A checked problem and its data, for as long as the block runs; nothing changes."""
-    problem = make_problem(model, loss_fn, params, curvature, boundary)
+    progress: Report = None,
+) -> Iterator[Measurement]:
+    """A checked measurement, for as long as the block runs; the model is left as it was."""
+    reporter = Reporter(progress, what)
+    objective = make_objective(model, loss_fn, params, curvature, boundary)
     axis = 0 if batch_dim is None else batch_dim
     batches = Batches(
-        data, size=micro_batch, axis=axis, limit=limit, device=problem.device, again=True
+        data, size=micro_batch, axis=axis, limit=limit, device=objective.device, again=True
     )
-    with untouched(model, seed):
-        for batch, count in batches:
-            problem.check_finite(problem.loss(batch), 0)
-            problem.refuse_sum(batch, count, axis)
-            break
-        else:
-            raise empty()
-        yield problem, batches
+    try:
+        with untouched(model, seed):
+            for batch, count in batches:
+                objective.first_look(batch, count, axis)
+                break
+            else:
+                raise empty()
+            yield Measurement(objective, batches, reporter, seed)
+    finally:
+        reporter.close()
 
 
 def empty() -> ValueError:
     """What to say of data without an example."""
     return ValueError("data holds no example, so there is nothing to measure on")
-
-
-__all__ = ["MICRO_BATCH", "LossFn", "Problem", "empty", "make_problem", "measuring"]

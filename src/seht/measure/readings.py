@@ -1,0 +1,235 @@
+"""The data read in micro-batches, once or until an error is small enough, for a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from seht import probes as draw
+from seht.errors import unknown
+from seht.functional import check_seed
+from seht.measure.data import MICRO_BATCH, Batches, check_count, is_batch
+from seht.measure.keep import untouched
+from seht.measure.objective import LossFn, empty, make_objective
+from seht.measure.probing import BatchTraces, Probing
+from seht.measure.progress import Report, Reporter
+from seht.measure.results import Layer, TraceResult
+from seht.measure.stats import Pooled, Visit, pool, sampling_error
+
+METHODS = ("auto", "per-sample", "shared")
+_LEAST_DOF = 8
+"""Fewer degrees of freedom make a small error a matter of luck: no stopping on them."""
+_MOST_PROBES = 1000
+
+
+def read(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    tol: float | None = None,
+    probes: int | None = None,
+    per_layer: bool = False,
+    method: str = "auto",
+    seed: int = 0,
+    progress: Report = None,
+    params: draw.ParamSpec = None,
+    curvature: str = "hessian",
+    boundary: str | None = None,
+    micro_batch: int | None = None,
+    batch_dim: int | None = None,
+    limit: int | None = None,
+) -> Readings:
+    """The readings that :func:`trace` is made from."""
+    if probes is not None:
+        check_count("probes", probes)
+    check_seed(seed)
+    if tol is not None:
+        if not (isinstance(tol, (int, float)) and 0 < tol < math.inf):
+            raise ValueError(f"tol must be a positive number, such as 0.02, not {tol!r}")
+        if probes == 1:
+            raise ValueError("tol needs an error, and one replicate has none; leave probes=1 out")
+    if method not in METHODS:
+        raise ValueError(unknown("method", method, METHODS))
+    objective = make_objective(model, loss_fn, params, curvature, boundary)
+    axis = 0 if batch_dim is None else batch_dim
+
+    def cut(size: int | None) -> Batches:
+        again = tol is not None
+        return Batches(
+            data, size=size, axis=axis, limit=limit, device=objective.device, again=again
+        )
+
+    # One batch is cut to save memory, but only where its examples have nothing to do with each
+    # other: `whole` is what to read if that turns out otherwise.
+    ours = is_batch(data) and micro_batch is None and method != "shared"
+    readings = Readings(
+        Probing(objective, method, batch_dim, per_layer),
+        cut(MICRO_BATCH if ours else micro_batch),
+        cut(None) if ours else None,
+        axis,
+        seed,
+        Reporter(progress, "trace"),
+    )
+    try:
+        with untouched(model, seed):
+            readings.read(2 if probes is None else probes)
+            if tol is not None:
+                readings.until(tol)
+    finally:
+        readings.reporter.close()
+    return readings
+
+
+class Readings:
+    """The readings of one measurement."""
+
+    def __init__(
+        self,
+        probing: Probing,
+        batches: Batches,
+        whole: Batches | None,
+        axis: int,
+        seed: int,
+        reporter: Reporter,
+    ) -> None:
+        self.objective = probing.objective
+        self.probing, self.axis, self.seed = probing, axis, seed
+        self.batches, self.whole, self.reporter = batches, whole, reporter
+        self.visits: list[Visit] = []
+        self.readings = self.probes = self.samples = 0
+        self.loss = 0.0
+        self.first: BatchTraces | None = None
+        self.step_error: float | None = None
+        self.reached: bool | None = None
+        """Whether the tolerance was; ``None`` where none was asked for."""
+
+    def read(self, probes: int) -> None:
+        """Read the data once, with so many replicates per micro-batch."""
+        total = self.batches.total
+        samples, loss = 0, 0.0
+        for place, (batch, count) in enumerate(self.batches):
+            if not self.visits:
+                self.objective.first_look(batch, count, self.axis)
+            seed = draw.mix(self.seed, 11, self.readings, place)
+            part = self.probing(batch, count, probes, seed)
+            self._check(part, place)
+            if self.first is None:
+                if self._cut_wrongly(part, count):
+                    return self.read(probes)
+                self.first = part
+                self.step_error = self.probing.step_error(part, batch, seed)
+            count = part.examples or count
+            self.visits.append(Visit(self.readings, count, part.values))
+            samples, loss = samples + count, loss + count * part.loss
+            if self.reporter.on:
+                pooled = pool(self.visits)
+                self.reporter(
+                    place + 1, total, float(pooled.mean[0]), math.sqrt(float(pooled.variance[0]))
+                )
+        if not samples:
+            raise empty()
+        self.readings, self.probes, self.samples = self.readings + 1, self.probes + probes, samples
+        self.loss = loss / samples
+
+    def until(self, tol: float) -> None:
+        """Read on until the error is small enough, and known well enough to be believed."""
+        while True:
+            pooled = pool(self.visits)
+            wanted = tol * abs(float(pooled.mean[0]))
+            variance = float(pooled.variance[0])
+            self.reached = math.sqrt(variance) <= wanted and pooled.dof >= _LEAST_DOF
+            if self.reached or self.probes >= _MOST_PROBES:
+                return
+            share = variance / wanted**2 if wanted else math.inf
+            # What the variance asks for and a little more; not too much, as it may be a bad guess.
+            more = math.ceil(min(self.probes * (1.1 * share - 1), 2.0 * self.probes))
+            self.read(max(2, min(more, _MOST_PROBES - self.probes)))
+
+    def _cut_wrongly(self, part: BatchTraces, count: int) -> bool:
+        """Whether a batch that we cut has coupled examples, or has them along another axis."""
+        if self.whole is None or (part.examples in (None, count) and not self.probing.shared):
+            return False
+        self.batches, self.whole = self.whole, None
+        return True
+
+    def _check(self, part: BatchTraces, place: int) -> None:
+        self.objective.check_finite(part.loss, place)
+        if not part.values.isfinite().all():
+            self.objective.check_finite(math.nan, place)
+
+    def result(self) -> TraceResult:
+        """Everything in one record."""
+        pooled = pool(self.visits)
+        assert self.first is not None
+        notes = []
+        if self.probing.reason is not None:
+            notes.append(f"examples share their probes: {self.probing.reason}")
+        elif self.first.shared and not self.probing.shared:
+            notes.append(
+                f"one direction for all examples in {', '.join(self.first.shared)}: there is no "
+                "per-sample form of how they are used"
+            )
+        if self.first.affine:
+            notes.append(
+                "the outputs are affine in each weight alone, so that tr(H) = tr(G), which is "
+                "cheaper to measure"
+            )
+        if self.first.unused:
+            notes.append(f"the loss does not use {', '.join(self.first.unused)}: counted as 0")
+        if self.reached is False:
+            notes.append(
+                f"the tolerance was not reached with {self.probes} replicates: the trace may be "
+                "near 0, where no relative error is small"
+            )
+        error = self.step_error
+        if error is not None and error > 0.1:
+            notes.append(
+                f"two steps of the difference disagree by some {error:.0%}: rounding, or a kink "
+                "that is not frozen; measure in float64, and run seht.check on the model"
+            )
+        sampling = sampling_error(self.visits) if self.batches.partial else None
+        return TraceResult(
+            estimate=float(pooled.mean[0]),
+            stderr=math.sqrt(float(pooled.variance[0])),
+            dof=pooled.dof,
+            samples=self.samples,
+            layers=self._layers(pooled) if self.probing.per_layer else None,
+            weight_norm=self.objective.weight_norm,
+            seconds=self.reporter.seconds,
+            curvature=self.objective.curvature,
+            method="shared" if self.probing.shared else "per-sample",
+            probes=self.probes,
+            loss=self.loss,
+            partial=self.batches.partial,
+            sampling_stderr=sampling,
+            step_error=error,
+            reached=self.reached,
+            notes=tuple(notes),
+        )
+
+    def weighted(self, factors: Sequence[float]) -> tuple[float, float]:
+        """The sum of the layers' traces, each times a factor, and its standard error.
+
+        Replicate by replicate: the layers share their probes, so that their errors do not add up.
+        """
+        shares = torch.tensor(factors, dtype=torch.float64)
+        sums = [replace(v, values=(v.values[:, 1:] @ shares)[:, None]) for v in self.visits]
+        pooled = pool(sums)
+        return float(pooled.mean[0]), math.sqrt(float(pooled.variance[0]))
+
+    def _layers(self, pooled: Pooled) -> dict[str, Layer]:
+        return {
+            name: Layer(
+                float(pooled.mean[1 + i]),
+                math.sqrt(float(pooled.variance[1 + i])),
+                tensor.numel(),
+                float(tensor.detach().double().norm()),
+            )
+            for i, (name, tensor) in enumerate(self.objective.chosen.tensors.items())
+        }

@@ -13,12 +13,12 @@ import argparse
 import warnings
 
 import torch
+from measuring.problems import Size, criterion
 from torch import nn
 
 from seht.guards import PenaltyWarning
 from seht.lab.bench.accuracy import draw_moments
 from seht.lab.bench.cases import Problem
-from seht.lab.bench.measuring.problems import Size, criterion
 from seht.lab.bench.rows import table
 from seht.lab.bench.timing import time_rows
 from seht.lab.data.images import pictures

@@ -54,7 +54,6 @@ def there(place):
         (["compare", "--preset", "table1", "--small"], "lab"),
         (["compare", "digits", "--engine", "ray"], "lab"),
         (["report", "compared"], "lab"),
-        (["bench", "measure", "--fast"], "lab"),
         (["bench", "--fast", "--plot", "plot.png"], "lab"),
         ([*OWN, "--what", "eigenvalues"], "measure"),
         ([*OWN, "--html", "page.html"], "measure"),

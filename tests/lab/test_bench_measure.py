@@ -1,16 +1,15 @@
-"""`seht bench measure` on a tiny scale: what it measures, extrapolates and writes."""
+"""`python benchmarks/measuring` on a tiny scale: what it measures, extrapolates and writes."""
 
 import json
 import math
 
 import pytest
 import torch
+from measuring import __main__ as program
+from measuring import command, memory, problems
+from measuring.problems import Size, Trained, loss_fn
+from measuring.rivals import RIVALS, Sample, products_to
 from torch import nn
-
-from seht import cli
-from seht.lab.bench.measuring import command, memory, problems
-from seht.lab.bench.measuring.problems import Size, Trained, loss_fn
-from seht.lab.bench.measuring.rivals import RIVALS, Sample, products_to
 
 
 @pytest.fixture
@@ -33,8 +32,8 @@ def tiny(monkeypatch):
 @pytest.mark.slow
 def test_the_report(tiny, tmp_path, capsys):
     out, file = tmp_path / "r.md", tmp_path / "r.json"
-    arguments = ["bench", "measure", "--fast", "--model", "resnet18", "--repeats", "12"]
-    assert cli.main([*arguments, "--out", str(out), "--json", str(file)]) == 0
+    arguments = ["--fast", "--model", "resnet18", "--products", "12"]
+    program.main([*arguments, "--out", str(out), "--json", str(file)])
     printed = capsys.readouterr().out
     assert printed == out.read_text() and "nested autograd" in printed and "peak memory" in printed
     found = json.loads(file.read_text())["models"][0]
@@ -50,11 +49,11 @@ def test_the_report(tiny, tmp_path, capsys):
 def test_mistakes(capsys):
     for arguments, message in [
         (["--model", "resnet"], "did you mean 'resnet18'"),
-        (["--repeats", "2"], "at least 6"),
-        (["--plot", "x.png"], "no --plot"),
+        (["--products", "2"], "at least 6"),
         (["--out", "no/where.md"], "no such directory"),
     ]:
-        assert cli.main(["bench", "measure", *arguments]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            program.main(arguments)
         assert message in capsys.readouterr().err
 
 

@@ -90,12 +90,9 @@ def test_a_file_of_somebody_else_is_refused(run, tmp_path, option, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--json", "--out", "--plot"])
-@pytest.mark.parametrize("command", ["penalty", "measure"])
-def test_files_of_the_bench(run, tmp_path, command, option):
-    if (command, option) == ("measure", "--plot"):
-        pytest.skip("it has none")
+def test_files_of_the_bench(run, tmp_path, option):
     (tmp_path / "file.png").write_text("a thesis")
-    code, out, err = run("bench", command, "--fast", option, "file.png")
+    code, out, err = run("bench", "--fast", option, "file.png")
     assert code == 2 and out == "" and "was not written by seht" in err
     assert (tmp_path / "file.png").read_text() == "a thesis"
 

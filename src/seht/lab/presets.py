@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from seht.errors import unknown
+from seht.lab.paper import TABLES
 
 
 @dataclass(frozen=True)
@@ -50,44 +51,12 @@ def preset(name: str, small: bool = False) -> Preset:
 
 # --- the tables -------------------------------------------------------------------------------
 
-TABLE1 = (
-    "weight-decay",
-    "jacobian(weight=0.01,projections=1)",
-    "dropblock(size=7,keep=0.9)",
-    "confidence-penalty(weight=0.001)",
-    "label-smoothing(weight=0.01)",
-    "cutout(size=16)",
-    "mixup(alpha=1.0)",
-    "none",
-    "htr-middle(weight=1e-05)",
-    "lookahead(k=5,alpha=0.8)",
-    "seht-d(weight=0.001,probes=1,prob=0.01)",
-    "seht-d(weight=0.001,probes=10,prob=0.01)",
-    "seht-d(weight=0.001,probes=10,prob=0.05)",
-    "seht-h(weight=0.001,probes=5)",
-)
-"""MM + FRL, the one row that is missing, can only be quoted: its code is not public."""
-TABLE2 = (
-    "weight-decay",
-    "confidence-penalty(weight=0.1)",
-    "label-smoothing(weight=0.1)",
-    "cutout(size=8)",
-    "mixup(alpha=1.0)",
-    "seht-d(weight=0.1,probes=1,prob=0.01)",
-    "seht-d(weight=0.1,probes=1,prob=0.05)",
-)
-TABLE3 = (
-    "weight-decay",
-    "confidence-penalty(weight=0.01)",
-    "label-smoothing(weight=0.01)",
-    "seht-d(weight=0.01,probes=1,prob=0.05)",
-)
-TABLE4 = (
-    "weight-decay",
-    "confidence-penalty(weight=0.005)",
-    "label-smoothing(weight=0.05)",
-    "seht-d(weight=0.001,probes=1,prob=0.01)",
-)
+
+def _table(name: str) -> list[str]:
+    """What the paper's table compares; MM + FRL can only be quoted, as its code is not public."""
+    return [row.method for row in TABLES[name].rows if row.method and row.printed]
+
+
 FIGURE1 = (
     "weight-decay",
     "confidence-penalty(weight=0.001)",
@@ -132,10 +101,10 @@ _TEXT = {"confidence_penalty": HALVES, "label_smoothing": HALVES, "seht_d": HALV
 PRESETS: dict[str, Preset] = {
     p.name: p
     for p in (
-        Preset("table1", "cifar10", _rows(TABLE1), "CIFAR-10, ResNet-18"),
-        Preset("table2", "cifar100", _rows(TABLE2), "CIFAR-100, WRN-28-10"),
-        Preset("table3", "wikitext2-lstm", _rows(TABLE3), "WikiText-2, LSTM"),
-        Preset("table4", "wikitext2-gru", _rows(TABLE4), "WikiText-2, GRU"),
+        Preset("table1", "cifar10", _rows(_table("table1")), "CIFAR-10, ResNet-18"),
+        Preset("table2", "cifar100", _rows(_table("table2")), "CIFAR-100, WRN-28-10"),
+        Preset("table3", "wikitext2-lstm", _rows(_table("table3")), "WikiText-2, LSTM"),
+        Preset("table4", "wikitext2-gru", _rows(_table("table4")), "WikiText-2, GRU"),
         Preset("figure1", "cifar10", _rows(FIGURE1), "convergence on CIFAR-10"),
         Preset(
             "weight-cifar10",
@@ -173,7 +142,9 @@ PRESETS: dict[str, Preset] = {
         Preset("lr-gru", "wikitext2-gru", _over("optim.lr", RATES), "the GRU's learning rates"),
         Preset("dropout-lstm", "wikitext2-lstm", _over("model.dropout", DROPOUTS), "its dropout"),
         Preset("dropout-gru", "wikitext2-gru", _over("model.dropout", DROPOUTS), "its dropout"),
-        Preset("with-dropout", "cifar100", _dropped(TABLE2), "table 2 with Dropout added"),
+        Preset(
+            "with-dropout", "cifar100", _dropped(_table("table2")), "table 2 with Dropout added"
+        ),
     )
 }
 """Every preset by its name."""

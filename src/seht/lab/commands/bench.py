@@ -7,7 +7,6 @@ from typing import Any
 
 from seht.commands.numbers import COUNT, whole
 from seht.errors import UsageError
-from seht.extras import need
 
 BENCH = """\
 Time, peak memory, error and variance of every estimator and engine beside a plain training step and
@@ -25,27 +24,13 @@ def add_bench(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "what",
-        nargs="?",
-        choices=["penalty", "measure"],
-        default="penalty",
-        help="training with the penalty (default), or measuring a trace beside other packages",
-    )
-    parser.add_argument(
         "--model",
         action="append",
         metavar="NAME",
-        help="one of resnet18, resnet18-group, wrn, lstm, gpt, mlp; measure: resnet18, gpt "
-        "(may be repeated)",
+        help="one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)",
     )
     parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
-    parser.add_argument(
-        "--repeats",
-        type=whole(1, COUNT),
-        metavar="N",
-        help="rounds of timing; measure: the others' products",
-    )
-    parser.add_argument("--data-dir", metavar="DIR", help="measure: where the data is")
+    parser.add_argument("--repeats", type=whole(1, COUNT), metavar="N", help="rounds of timing")
     parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
     parser.add_argument("--plot", metavar="FILE", help="plot cost against variance (.png, .svg)")
     parser.add_argument("--out", metavar="FILE", help="write the Markdown there, too")
@@ -62,8 +47,6 @@ def add_bench(commands: Any) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """Measure and report."""
-    if arguments.what == "measure":
-        return _bench_measure(arguments)
     from seht.lab.bench.command import Command
     from seht.lab.records import RunError
 
@@ -83,25 +66,4 @@ def run_bench(arguments: argparse.Namespace) -> int:
         command.run()
     except RunError as error:
         raise UsageError(str(error)) from error
-    return 0
-
-
-def _bench_measure(arguments: argparse.Namespace) -> int:
-    need("lab", "seht bench measure")
-    from seht.lab.bench.measuring.command import Command
-
-    for option in ("plot", "join"):
-        if getattr(arguments, option):
-            raise UsageError(f"seht bench measure has no --{option}; leave it out")
-    try:
-        Command(
-            arguments.model,
-            arguments.fast,
-            arguments.repeats,
-            arguments.json,
-            arguments.out,
-            arguments.data_dir,
-        ).run()
-    except ValueError as error:
-        raise UsageError(" ".join(str(error).split())) from error
     return 0

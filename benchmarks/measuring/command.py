@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from measuring import memory
+from measuring.problems import PROBLEMS, Size, Trained, loss_fn, trained
+from measuring.rivals import RIVALS, Sample, missing, products_to
 from seht import measure
 from seht.commands.files import check_outputs
 from seht.errors import unknown
-from seht.lab.bench.measuring import memory
-from seht.lab.bench.measuring.problems import PROBLEMS, Size, Trained, loss_fn, trained
-from seht.lab.bench.measuring.rivals import RIVALS, Sample, missing, products_to
 from seht.lab.bench.report import machine
 
 TOL = 0.02
@@ -88,7 +88,7 @@ class Command:
             if name not in PROBLEMS:
                 raise ValueError(unknown("model", name, PROBLEMS))
         if self.products is not None and self.products < 6:
-            raise ValueError(f"--repeats must be at least 6 (products), not {self.products}")
+            raise ValueError(f"--products must be at least 6, not {self.products}")
         check_outputs(self.json, self.out)
 
     def run(self) -> None:
@@ -103,7 +103,7 @@ class Command:
             for name in self.models or PROBLEMS
         ]
         about |= {
-            "command": "seht bench measure" + (" --fast" if self.fast else ""),
+            "command": "python benchmarks/measuring" + (" --fast" if self.fast else ""),
             "seconds": round(time.perf_counter() - start),
             "products": products,
         }

@@ -1,6 +1,6 @@
 """Peak memory of the measurement over that of plain evaluation, each in a process of its own.
 
-python -m seht.lab.bench.measuring.memory resnet18 trace 128 2
+python -m measuring.memory resnet18 trace 128 2
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from measuring.problems import Sentences, loss_fn
 from seht import measure
-from seht.lab.bench.measuring.problems import Sentences, loss_fn
 from seht.lab.bench.memory import RETURN_AT_ONCE, Peak
 from seht.lab.models import GPT, resnet18
 
@@ -25,10 +26,10 @@ def ratio(name: str, batch: int, threads: int) -> float:
 
 
 def _child(name: str, what: str, batch: int, threads: int) -> float:
-    command = [sys.executable, "-m", __name__, name, what, str(batch), str(threads)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **RETURN_AT_ONCE}
-    )
+    command = [sys.executable, "-m", "measuring.memory", name, what, str(batch), str(threads)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    environment = {**os.environ, **RETURN_AT_ONCE, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
     return float(done.stdout)

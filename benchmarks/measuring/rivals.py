@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seht.lab.bench.measuring.problems import Trained, criterion, loss_fn
+from measuring.problems import Trained, criterion, loss_fn
 
 
 @dataclass(frozen=True)

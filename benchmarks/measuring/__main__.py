@@ -4,16 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parents[1])
-
-import measuring
-from measuring.command import Command
-
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        prog="measuring", description=measuring.__doc__.splitlines()[0]
-    )
+    from measuring import __doc__ as about
+    from measuring.command import Command
+
+    parser = argparse.ArgumentParser(prog="measuring", description=about.splitlines()[0])
     add = parser.add_argument
     add("--model", action="append", metavar="NAME", help="resnet18 or gpt (may be repeated)")
     add("--fast", action="store_true", help="some two minutes, not half an hour")
@@ -32,4 +28,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # a folder is run as a script with its inside
     main()

@@ -142,9 +142,7 @@ PRESETS: dict[str, Preset] = {
         Preset("lr-gru", "wikitext2-gru", _over("optim.lr", RATES), "the GRU's learning rates"),
         Preset("dropout-lstm", "wikitext2-lstm", _over("model.dropout", DROPOUTS), "its dropout"),
         Preset("dropout-gru", "wikitext2-gru", _over("model.dropout", DROPOUTS), "its dropout"),
-        Preset(
-            "with-dropout", "cifar100", _dropped(_table("table2")), "table 2 with Dropout added"
-        ),
+        Preset("with-dropout", "cifar100", _dropped(_table("table2")), "table 2 with Dropout"),
     )
 }
 """Every preset by its name."""

@@ -19,7 +19,7 @@ from reference import gradient, relative
 
 import seht
 from seht import probes
-from seht.operators import KINKS
+from seht.operators.table import KINKS
 from seht.replay import mode
 
 COARSE = 0.1

@@ -54,6 +54,9 @@ REFUSED = {
     "frexp": (lambda z: torch.frexp(z).mantissa, "frexp"),
     "i0e": (torch.special.i0e, "i0e"),
     "heaviside": (lambda z: z * torch.heaviside(z, z.new_zeros(())), "heaviside"),
+    "heaviside_": (lambda z: z * (1.0 * z).heaviside_(z.new_zeros(())), "heaviside_"),
+    "logical_not_": (lambda z: z * (1.0 * z).logical_not_(), "logical_not_"),
+    "cond-1": (lambda z: torch.linalg.cond(z[:, :6], 1), "cond"),
     "fake_quantize": (
         lambda z: torch.fake_quantize_per_tensor_affine(z, 0.3, 0, -8, 7),
         "fake_quantize_per_tensor_affine",

@@ -7,7 +7,7 @@ from kinked import problem
 from reference import gradient, relative
 
 import seht
-from seht.operators import KINKS
+from seht.operators.table import KINKS
 
 COARSE = 0.1  # crosses many kinks, so that only a frozen decision can be right
 

@@ -54,6 +54,7 @@ add(
         "one_hot": lambda z: z * F.one_hot(z.argmin(1), ROW[1]),
         "argsort": lambda z: z * z.argsort(1) / ROW[1],
         "nonzero": lambda z: z.flatten()[(z > 0.3).flatten().nonzero().squeeze(1)],
+        "matrix_rank": each(lambda x: x * torch.linalg.matrix_rank(x.diag(), atol=0.5)),
         "searchsorted": lambda z: z * torch.searchsorted(PLACES / 9 - 2, z) / 9,
         "mask-in-place": mask_in_place,
         "index-in-place": index_in_place,

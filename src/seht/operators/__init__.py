@@ -1,13 +1,17 @@
-"""What the difference engine freezes: decisions, and all that autograd holds constant.
+"""What we know of each PyTorch function. A new one is a row in the file of its family.
 
-- ``table.py``: which function is frozen by which rule; ``register.py``: the user's own functions.
-- ``rules.py``: what a rule is.
-- The rules: ``pieces.py`` (ReLU and its kin), ``places.py`` (maxima), ``norms.py``,
-  ``constants.py`` (comparisons, ``detach``), ``draws.py`` (random numbers), ``composed.py``
-  (functions made of others; ``formulas.py``, ``foreach.py``).
+- ``operator.py``: a row; ``table.py``: all of them, as look-ups by function object;
+  ``register.py``: the user's own functions.
+- The families, each with its rows: ``activations.py``, ``arithmetic.py``, ``constants.py`` (all
+  that autograd holds constant), ``distances.py``, ``foreach.py``, ``layers.py``, ``losses.py``,
+  ``maxima.py`` (pooling, too), ``movement.py``, ``norms.py``, ``random_draws.py``, ``scales.py``.
+- The columns. Kinks: ``rules.py`` (what a rule is), ``pieces.py``, ``composed.py``. Axes:
+  ``axes/``. Affine: ``affinity.py``, and the mode in ``affine.py``. Safe forms: the mode in
+  ``safe_forms.py``, ``orders.py`` (what no mode sees). Sharp: ``float64_loss.py``.
+
+May import ``tensors/`` and what lies beneath; imported by all above.
 """
 
 from seht.operators.register import register_kink
-from seht.operators.table import DETACH, IN_PLACE, KINKS, RANDOM, spellings
 
-__all__ = ["DETACH", "IN_PLACE", "KINKS", "RANDOM", "register_kink", "spellings"]
+__all__ = ["register_kink"]

@@ -17,21 +17,20 @@ common. Any other function ends it at once: not knowing is never wrong, only slo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from seht.operators import spellings
-from seht.operators.axes.table import MOVEMENT
+from seht.operators.affinity import NOTHING, Depends
+from seht.operators.table import AFFINE
 from seht.task import Closure
 from seht.tensors.trees import tensors
 
-Depends: TypeAlias = frozenset[int] | None
-"""The identities of the tensors it is affine in, of all it depends on; None where it is not."""
-NOTHING: frozenset[int] = frozenset()
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _ENDS = frozenset((-1,))
 """No longer affine, by this very call."""
 
@@ -103,7 +102,7 @@ class Affine(TorchFunctionMode):
         known = [tag for tag in given if tag is not None]
         if len(known) < len(given):
             return None
-        rule = _RULES.get(func)
+        rule = AFFINE.get(func)
         found = None if rule is None else rule(known, args, kwargs)
         return _ENDS if found is None else found
 
@@ -117,69 +116,3 @@ class Affine(TorchFunctionMode):
             # Written to since, perhaps through another view: what is in it now is not known.
             return entry[2] if entry[1] == tensor._version else None
         return NOTHING if tensor.grad_fn is None else None
-
-
-Rule: TypeAlias = Callable[[list[frozenset[int]], Any, dict[str, Any]], Depends]
-
-
-def _sum(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
-    """Affine in all its arguments together."""
-    return NOTHING.union(*given)
-
-
-def _product(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
-    """Affine in each argument: a tensor that is in two of them would be there squared."""
-    together = NOTHING.union(*given)
-    return together if len(together) == sum(map(len, given)) else None
-
-
-def _quotient(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
-    """Affine in the first argument alone."""
-    rounded = kwargs.get("rounding_mode") is not None
-    return None if rounded or any(given[1:]) else given[0]
-
-
-def _batch_norm(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
-    """With stored statistics a scale and a shift."""
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    stored = bound.get("running_mean") is not None and not bound.get("training", False)
-    return _product(given, args, kwargs) if stored else None
-
-
-def _embedding(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
-    """Picks rows, unless it shortens them first."""
-    names = ("input", "weight", "padding_idx", "max_norm")
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    return _sum(given, args, kwargs) if bound.get("max_norm") is None else None
-
-
-_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-_RULES: dict[Any, Rule] = {
-    **dict.fromkeys(MOVEMENT, _sum),
-    **dict.fromkeys(
-        spellings("""
-            add add_ sub sub_ subtract rsub neg negative __add__ __radd__ __sub__ __rsub__ __neg__
-            __iadd__ __isub__ cat concat concatenate stack sum mean cumsum where masked_fill
-            float double to type_as index_select gather pad interpolate pixel_shuffle
-            pixel_unshuffle avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-            adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d
-            adaptive_max_pool2d adaptive_max_pool3d relu relu_ relu6 relu6_ leaky_relu leaky_relu_
-            hardtanh hardtanh_ threshold threshold_ abs clamp clamp_ clamp_min clamp_max maximum
-            minimum dropout dropout_ dropout1d dropout2d dropout3d feature_dropout
-        """),
-        _sum,
-    ),
-    **dict.fromkeys(
-        spellings("""
-            mul mul_ multiply __mul__ __rmul__ __imul__ matmul mm bmm __matmul__ addmm baddbmm
-            linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-            einsum prelu
-        """),
-        _product,
-    ),
-    **dict.fromkeys(spellings("div div_ divide true_divide __truediv__ __itruediv__"), _quotient),
-    **dict.fromkeys(spellings("batch_norm"), _batch_norm),
-    **dict.fromkeys(spellings("embedding"), _embedding),
-}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from seht.errors import KinkError
-from seht.operators.rules import Rule, depends
+from seht.operators.rules import Mode, Rule, depends, kept_or_run, untaped
 
 
 def composed(build: Callable[..., Any], when: Callable[..., bool] | None = None) -> Rule:
@@ -16,28 +16,19 @@ def composed(build: Callable[..., Any], when: Callable[..., bool] | None = None)
     Always, or when ``when(*args, **kwargs)`` says so.
     """
 
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def run(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
         if when is not None and not when(*args, **kwargs):
-            return func(*args, **kwargs), None
+            return func(*args, **kwargs)
         with mode.inside():
-            return build(*args, **kwargs), None
+            return build(*args, **kwargs)
 
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return record(mode, func, args, kwargs)[0]
-
-    return Rule(record, replay, taped=False)
+    return untaped(run)
 
 
 def opened(function: Any) -> Rule:
     """A Python function of PyTorch, run so that the mode sees the calls inside it."""
-    blind = {
-        name: (lambda *_: False)
-        for name in (
-            "has_torch_function",
-            "has_torch_function_unary",
-            "has_torch_function_variadic",
-        )
-    }
+    asks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    blind = {name: (lambda *_: False) for name in asks}
     inner = types.FunctionType(
         function.__code__,
         {**function.__globals__, **blind},
@@ -49,18 +40,20 @@ def opened(function: Any) -> Rule:
     return composed(inner)
 
 
+def refuse(func: Any, reason: str) -> NoReturn:
+    """Say that this function has no rule."""
+    raise KinkError(
+        f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
+        "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"
+    )
+
+
 def refused(reason: str, when: Callable[..., bool] | None = None) -> Rule:
     """Refuse by name, always or when ``when(*args, **kwargs)`` says so."""
 
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if (when is None or when(*args, **kwargs)) and depends(args, kwargs):
-            raise KinkError(
-                f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
-                "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"
-            )
+            refuse(func, reason)
         return func(*args, **kwargs), None
 
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)
-
-    return Rule(record, replay, taped=False)
+    return Rule(record, kept_or_run, taped=False)

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.errors import KinkError
+from seht.operators.affinity import jointly
+from seht.operators.axes.arithmetic import additive, elementwise
+from seht.operators.operator import Operator, named
 from seht.operators.orders import refuse_wrong
-from seht.operators.rules import KeepGraph, Rule, first
-from seht.tensors.hooks import heard_anyway, unheard
+from seht.operators.rules import KeepGraph, Mode, Recording, Rule, first, kept_or_run
+from seht.tensors.hooks import REGISTER, heard_anyway, unheard
 from seht.tensors.layouts import duplicate
 
 
-def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _constant_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
     kept = out
     if isinstance(out, Tensor) and out.requires_grad:  # with a gradient, which is always 0
@@ -23,7 +25,7 @@ def _constant_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any,
     return out, (kept, mode.state_after(func))
 
 
-def _constant_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _constant_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out, state = decision
     mode.jump_to(state)
     return out
@@ -32,7 +34,7 @@ def _constant_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any
 CONSTANT = Rule(_constant_record, _constant_replay)
 
 
-def _alias_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _alias_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
     # What it is an alias of may be overwritten later, by an in-place activation for one.
     # (Weights are not, and the recorder knows that they move.)
@@ -40,7 +42,7 @@ def _alias_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, An
     return out, (out if own else duplicate(out), None)
 
 
-def _alias_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _alias_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     # A tensor of its own in every pass: the closure may ask it for a gradient.
     return decision[0].detach()
 
@@ -49,26 +51,22 @@ ALIAS = Rule(_alias_record, _alias_replay)
 """``detach`` and ``data``, which share the memory of what they are taken from."""
 
 
-def _cast_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _cast_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
     smooth = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
     return out, None if smooth else out  # x.type() is a string
 
 
-def _cast_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs) if decision is None else decision
-
-
-CAST = Rule(_cast_record, _cast_replay)
+CAST = Rule(_cast_record, kept_or_run)
 """Constant where the result is integer or boolean."""
 
 
-def _assigned_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _assigned_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     moved = offset(args[1].detach(), args[0].detach().clone())
     return func(*args, **kwargs), moved
 
 
-def _assigned_replay(mode: Any, moved: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _assigned_replay(mode: Mode, moved: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0], args[0].detach() + moved)
 
 
@@ -82,12 +80,12 @@ def offset(after: Tensor, before: Tensor) -> Tensor:
     return moved.masked_fill_(moved.isnan(), 0)
 
 
-def _detached_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _detached_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
     return out, duplicate(out)
 
 
-def _detached_replay(mode: Any, kept: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _detached_replay(mode: Mode, kept: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
     out.data = duplicate(kept)  # new memory: the old one may be saved for a backward
     return out
@@ -97,7 +95,7 @@ DETACHED = Rule(_detached_record, _detached_replay)
 """``detach_``."""
 
 
-def _gradient_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _gradient_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if mode.cut:
         raise KeepGraph
     out = func(*args, **kwargs)
@@ -129,37 +127,28 @@ def _refuse_wrong(outputs: list[Tensor], inputs: list[Tensor]) -> None:
     )
 
 
-def _whole_graph(mode: Any) -> None:
+def _whole_graph(mode: Recording) -> None:
     """Every pass takes this gradient in its own graph, which a kept prefix would cut short."""
-    prefix = getattr(mode, "prefix", None)
-    if prefix is not None:
-        prefix.spoil()
+    if mode.prefix is not None:
+        mode.prefix.spoil()
 
 
-def _gradient_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs) if decision is None else decision
-
-
-GRADIENT = Rule(_gradient_record, _gradient_replay)
+GRADIENT = Rule(_gradient_record, kept_or_run)
 """A gradient taken inside the closure: a constant, unless it keeps its graph."""
 
 
-def _backward_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _backward_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if mode.cut:
         raise KeepGraph
     _whole_graph(mode)
     return func(*args, **kwargs), None
 
 
-def _backward_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
-BACKWARD = Rule(_backward_record, _backward_replay, taped=False)
+BACKWARD = Rule(_backward_record, kept_or_run, taped=False)
 """A backward pass inside the closure, for the gradient of an input."""
 
 
-def _hooked_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _hooked_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not torch.compiler.is_compiling() and not heard_anyway(args):
         mode.hooked = True
         if mode.lean:
@@ -167,7 +156,7 @@ def _hooked_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
     return func(*args, **kwargs), None
 
 
-def _hooked_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _hooked_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs) if heard_anyway(args) else unheard()
 
 
@@ -175,24 +164,36 @@ HOOKED = Rule(_hooked_record, _hooked_replay, taped=False)
 """A hook on a tensor of the closure's: only in the pass that the user differentiates."""
 
 
-def _padded_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
-    if kwargs.get("max_norm", args[3] if len(args) > 3 else None) is not None:
-        raise KinkError(
-            "embedding with max_norm rewrites its weights in every pass, which the difference "
-            "engine cannot freeze; normalise the weights before the closure"
-        )
-    row = None if padding is None else (padding % len(weight), weight[padding].detach().clone())
-    return func(*args, **kwargs), row
+_DATA: Any = torch.Tensor.data
+OPERATORS = (
+    Operator(
+        named("""
+            gt ge lt le eq ne __gt__ __ge__ __lt__ __le__ __eq__ __ne__ logical_not logical_and
+            logical_or isnan isinf isfinite long int bool
+        """),
+        CONSTANT, elementwise,
+    ),
+    Operator(
+        named("""
+            greater greater_equal less less_equal not_equal equal allclose isclose isposinf isneginf
+            signbit is_nonzero logical_xor argmax argmin argsort nonzero argwhere count_nonzero
+            nonzero_static isin unique unique_consecutive searchsorted bucketize histc bincount
+            matrix_rank floor_divide all any detach_copy item tolist __bool__ __float__ __int__
+            __index__ short char byte __contains__ numpy __array__ tensor new_tensor
+        """),
+        CONSTANT,
+    ),
+    Operator(named("detach"), ALIAS, additive),
+    Operator((_DATA.__get__,), ALIAS, elementwise),
+    Operator((_DATA.__set__,), ASSIGNED),
+    Operator(named("detach_"), DETACHED),
+    Operator(named("to type_as"), CAST, additive, jointly),
+    Operator(named("type"), CAST, additive),
+    Operator(named("_to_copy"), CAST),
+    Operator((torch.autograd.grad,), GRADIENT),
+    Operator((torch.Tensor.backward,), BACKWARD),
+    Operator(tuple(REGISTER), HOOKED),
+)  # fmt: skip
 
-
-def _padded_replay(mode: Any, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    out = func(*args, **kwargs)
-    if row is None:
-        return out
-    return torch.where((first(args, kwargs) == row[0]).unsqueeze(-1), row[1], out)
-
-
-PADDED = Rule(_padded_record, _padded_replay)
-"""Embeddings: to autograd the row of ``padding_idx`` is a constant."""
+DETACH = frozenset(named("detach to", _DATA.__get__))
+"""Functions that only take a tensor out of the graph, or cast it."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.rules import Rule
+from seht.operators.rules import Mode, untaped
 
 MOST = 1 << 16
 """Logits; more of them would be seen in the time of a step."""
@@ -32,19 +31,12 @@ def _small(logits: Tensor) -> bool:
     return logits.dtype == torch.float32 and logits.numel() <= MOST and logits.device.type != "mps"
 
 
-def _record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _run(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     logits = args[0] if args else kwargs.get("input")
     if not (isinstance(logits, Tensor) and _small(logits)):
-        return func(*args, **kwargs), None
+        return func(*args, **kwargs)
     wide = {name: _double(value) for name, value in kwargs.items()}
-    return func(*map(_double, args), **wide).to(logits.dtype), None
+    return func(*map(_double, args), **wide).to(logits.dtype)
 
 
-def _replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return _record(mode, func, args, kwargs)[0]
-
-
-CONFIDENT = dict.fromkeys(
-    (F.cross_entropy, F.binary_cross_entropy_with_logits), Rule(_record, _replay, taped=False)
-)
-"""The functions that do so."""
+DOUBLE = untaped(_run)

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.operators.composed import composed
+from seht.operators.operator import Operator, named
+
 Lists = Callable[..., Any]
 
 
@@ -53,12 +56,15 @@ def norm(self: Any, ord: Any = 2, dtype: Any = None) -> tuple[Tensor, ...]:
 _ENTRIES = ("abs", "ceil", "floor", "frac", "round", "sign", "trunc")
 _PAIRS = ("clamp_max", "clamp_min", "maximum", "minimum")
 
-FORMS: dict[str, Lists] = {
-    **{f"_foreach_{name}": unary(name) for name in (*_ENTRIES, "max")},
-    **{f"_foreach_{name}_": unary(name, in_place=True) for name in _ENTRIES},
-    **{f"_foreach_{name}": binary(getattr(torch, name)) for name in _PAIRS},
+_FORMS: dict[str, Lists] = {
+    **{name: unary(name) for name in (*_ENTRIES, "max")},
+    **{f"{name}_": unary(name, in_place=True) for name in _ENTRIES},
+    **{name: binary(getattr(torch, name)) for name in _PAIRS},
     # The other two have no derivative in place.
-    **{f"_foreach_{name}_": binary(getattr(torch, name), in_place=True) for name in _PAIRS[:2]},
-    "_foreach_norm": norm,
+    **{f"{name}_": binary(getattr(torch, name), in_place=True) for name in _PAIRS[:2]},
+    "norm": norm,
 }
-"""By name: the same by functions of one tensor."""
+
+OPERATORS = tuple(
+    Operator(named(f"_foreach_{name}"), composed(build)) for name, build in _FORMS.items()
+)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seht.errors import KinkError
 from seht.operators.bits import masked, pack
-from seht.operators.rules import Rule, first, write_back
+from seht.operators.rules import Mode, Rule, first, write_back
 from seht.tensors.graph_need import kept_graph
 from seht.tensors.layouts import laid_out, layout_of
 from seht.tensors.modulus import MODULI, modulus
@@ -21,7 +21,7 @@ _OUTPUT, _MASK, _BITS, _TRACED = range(4)
 """What is kept of it: its output, which the graph holds anyway, or which entries are positive."""
 
 
-def _relu_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _relu_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     x = first(args, kwargs)
     y = func(*args, **kwargs)
     if torch.compiler.is_compiling():
@@ -47,7 +47,7 @@ def _laid_out(kept: Tensor) -> Tensor:
     return kept.permute(0, 2, 3, 1).contiguous() if _is_image(kept) else kept
 
 
-def _relu_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _relu_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, (in_place, form, kept, version) = first(args, kwargs), decision
     if form == _TRACED:
         kept = kept.permute(0, 3, 1, 2) if _is_image(kept) else kept
@@ -94,7 +94,7 @@ def with_slopes(
     return y.detach(), slopes
 
 
-def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _linear_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     slots = real_arguments(args, kwargs)
     if not slots:  # the modulus or the sign of complex numbers is smooth, but for 0
         c = first(args, kwargs)
@@ -126,7 +126,7 @@ def _linear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, A
     return out, (out is first(args, kwargs), slopes, rest, mode.state_after(func))
 
 
-def _linear_replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _linear_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if decision is None:
         return func(*args, **kwargs)
     if isinstance(decision, Tensor):
@@ -156,13 +156,13 @@ def sided(formula: Callable[..., Tensor], sides: Callable[..., Any] = _positive)
     def options(args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         return args[1:], {k: v for k, v in kwargs.items() if k not in ("inplace", "input", "self")}
 
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         x, (rest, named) = first(args, kwargs), options(args, kwargs)
         found = sides(x.detach(), *rest, **named)
         out = func(*args, **kwargs)
         return out, (out is x, found)
 
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
         in_place, found = decision
         x, (rest, named) = first(args, kwargs), options(args, kwargs)
         return write_back(x, formula(found, x, *rest, **named), in_place)

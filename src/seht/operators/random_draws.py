@@ -10,18 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.rules import Rule
+from seht.operators.affinity import jointly
+from seht.operators.axes.arithmetic import additive, elementwise
+from seht.operators.composed import opened, refused
+from seht.operators.constants import CONSTANT
+from seht.operators.operator import Operator, named
+from seht.operators.pieces import LINEAR
+from seht.operators.rules import Mode, Rule
 from seht.tensors.layouts import laid_out, layout_of
 
 
-def _record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     layout = layout_of(args), layout_of(tuple(kwargs.values()))
     return func(*args, **kwargs), layout
 
 
-def _replay(mode: Any, layout: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _replay(mode: Mode, layout: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return func(*args, **kwargs)
     own = laid_out(args, layout[0])
@@ -34,3 +41,22 @@ def _replay(mode: Any, layout: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 DRAWN = Rule(_record, _replay, always=True)
 """Also of constants: the mask of a dropout written by hand is one."""
+
+OPERATORS = (
+    Operator(
+        named("dropout dropout_ dropout1d dropout2d dropout3d feature_dropout"),
+        DRAWN, additive, jointly,
+    ),
+    Operator(named("alpha_dropout feature_alpha_dropout rand_like randn_like"), DRAWN, elementwise),
+    Operator(
+        named("""
+            alpha_dropout_ feature_dropout_ feature_alpha_dropout_ native_dropout randint_like
+            uniform_ normal_ exponential_ geometric_ cauchy_ log_normal_ random_ binomial
+        """),
+        DRAWN,
+    ),
+    Operator(named("bernoulli bernoulli_ normal poisson"), LINEAR, random=True),
+    Operator(named("multinomial"), CONSTANT, random=True),
+    Operator(named("gumbel_softmax"), opened(F.gumbel_softmax)),
+    Operator(named("_standard_gamma _sample_dirichlet"), refused("has kinks")),
+)  # fmt: skip

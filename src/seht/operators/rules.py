@@ -7,25 +7,71 @@ the step the network is then smooth, and has at the centre the derivatives that 
 
 A rule has two functions: ``record(mode, func, args, kwargs) -> (output, decision)`` runs the
 operation and says what to remember; ``replay(mode, decision, func, args, kwargs) -> output``
-computes the smooth continuation. The table of which function follows which rule is in ``table.py``.
+computes the smooth continuation. Which function follows which rule is a column of ``table.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.overrides import TorchFunctionMode
 
-Record = Callable[[TorchFunctionMode, Any, Any, Any], tuple[Any, Any]]
-Replay = Callable[[TorchFunctionMode, Any, Any, Any, Any], Any]
+from seht.tensors.random_state import RandomState
 
 
 class KeepGraph(Exception):
     """The lean form has to keep the centre's graph, because the closure itself uses it."""
+
+
+class Examples(Protocol):
+    """What follows the examples of a batch from call to call (``persample/tracking.py``)."""
+
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Say where the examples lie in what a call returned."""
+
+
+class Mode(Protocol):
+    """What a rule may ask of the function mode that calls it (``replay/mode.py``)."""
+
+    random: RandomState
+    compact: bool
+    """Keep masks instead of outputs."""
+
+    @property
+    def tracker(self) -> Examples | None:
+        """Follows the examples, for per-sample probes."""
+
+    def inside(self) -> AbstractContextManager[None]:
+        """On again, for the parts of a composite function."""
+
+    def state_after(self, func: Any) -> list[Tensor] | None:
+        """The random state after a call that consumed some of it."""
+
+    def jump_to(self, state: list[Tensor] | None) -> None:
+        """Skip the random numbers that a replayed call does not draw again."""
+
+
+class Recording(Mode, Protocol):
+    """What it may ask in the centre pass."""
+
+    lean: bool
+    """The centre's graph is not kept ..."""
+    cut: bool
+    """... and its part before the outputs not even made."""
+    hooked: bool
+    """The closure wants to see gradients of its tensors."""
+    witness: Any
+    """Compares the passes, where they are watched."""
+    prefix: Any
+    """The calls before the first drawn weight, which are made once."""
+
+
+Record = Callable[[Recording, Any, Any, Any], tuple[Any, Any]]
+Replay = Callable[[Mode, Any, Any, Any, Any], Any]
 
 
 class Rule(NamedTuple):
@@ -37,6 +83,20 @@ class Rule(NamedTuple):
     """False where the function itself leaves nothing to remember: its parts may."""
     always: bool = False
     """Whether it holds for constants, too."""
+
+
+def untaped(run: Callable[[Mode, Any, Any, Any], Any]) -> Rule:
+    """The rule of a function that decides nothing itself: ``run`` stands for it in every pass."""
+    return Rule(
+        lambda mode, func, args, kwargs: (run(mode, func, args, kwargs), None),
+        lambda mode, decision, func, args, kwargs: run(mode, func, args, kwargs),
+        taped=False,
+    )
+
+
+def kept_or_run(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Replay for what is constant only at times: the kept result, or the call where none is."""
+    return func(*args, **kwargs) if decision is None else decision
 
 
 def first(args: Any, kwargs: Any) -> Any:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from seht.operators.rules import Rule, first
+from seht.operators.operator import Operator, named
+from seht.operators.rules import Mode, first, untaped
 
 
-def evened(func: Any, args: Any, kwargs: Any) -> Tensor:
+def evened(mode: Mode, func: Any, args: Any, kwargs: Any) -> Tensor:
     """The function of a matrix; its gradient is brought to size 1 on the way in, and back."""
     x = first(args, kwargs)
     plain = torch.compiler.is_compiling() or not torch.is_grad_enabled() or not x.requires_grad
@@ -37,12 +38,4 @@ def evened(func: Any, args: Any, kwargs: Any) -> Tensor:
     return y
 
 
-def _record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return evened(func, args, kwargs), None
-
-
-def _replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return evened(func, args, kwargs)
-
-
-EVENED = Rule(_record, _replay, taped=False)
+OPERATORS = (Operator(named("matrix_exp linalg_matrix_exp"), untaped(evened)),)

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators import IN_PLACE
 from seht.operators.axes.axes import Axis, Sum, Tag
 from seht.operators.axes.calls import Call, couples
+from seht.operators.operator import IN_PLACE
 from seht.probes import generator
 from seht.tensors.trees import mapped, tensors
 

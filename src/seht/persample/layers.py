@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from seht.operators import spellings
 from seht.operators.axes.axes import Axis, Broken
 from seht.operators.composed import opened
-from seht.operators.constants import PADDED
+from seht.operators.layers import PADDED
+from seht.operators.operator import named
 from seht.operators.rules import Rule
 from seht.persample import recurrent
 from seht.persample.norm_layers import Norm, batch_norm, norm
@@ -273,18 +273,18 @@ def _embedding_replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) ->
 LAYERS: dict[Any, Rule] = {
     F.linear: _product(Product(_linear, into=1, out=0, channel=-1)),
     **dict.fromkeys(
-        spellings("matmul mm __matmul__"), _product(Product(_matmul, into=0, out=1, channel=-1))
+        named("matmul mm __matmul__"), _product(Product(_matmul, into=0, out=1, channel=-1))
     ),
-    **dict.fromkeys(spellings("addmm"), _product(Product(_addmm, into=0, out=1, channel=-1))),
+    **dict.fromkeys(named("addmm"), _product(Product(_addmm, into=0, out=1, channel=-1))),
     **dict.fromkeys(
-        spellings("conv1d conv2d conv3d"),
+        named("conv1d conv2d conv3d"),
         _product(Product(_convolution, into=1, out=0, channel=1, grouped=1)),
     ),
     **dict.fromkeys(
-        spellings("conv_transpose1d conv_transpose2d conv_transpose3d"),
+        named("conv_transpose1d conv_transpose2d conv_transpose3d"),
         _product(Product(_transposed, into=0, out=1, channel=1, grouped=1)),
     ),
-    **dict.fromkeys(spellings("bilinear"), Rule(_bilinear_record, _bilinear_replay)),
+    **dict.fromkeys(named("bilinear"), Rule(_bilinear_record, _bilinear_replay)),
     F.embedding: Rule(_embedding_record, _embedding_replay),
     F.layer_norm: norm(Norm(2, 3, channels=False)),
     F.rms_norm: norm(Norm(2, None, channels=False)),

@@ -9,20 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators import spellings
 from seht.operators.axes.axes import Tag
 from seht.operators.axes.calls import Call
+from seht.operators.operator import named
+from seht.operators.table import BY_CONTENT
 
-_BY_CONTENT = frozenset(
-    spellings("""
-        scatter scatter_ scatter_add scatter_add_ index_add index_add_ index_copy index_copy_
-        index_fill index_fill_ index_put index_put_ put put_ masked_scatter masked_scatter_
-        __setitem__ scatter_reduce scatter_reduce_ index_reduce index_reduce_ embedding
-        embedding_bag segment_reduce gather take take_along_dim masked_select index_select
-    """)
-)
-"""Functions whose answer depends on what an index tensor holds: asked anew in each step."""
-_REPEAT = frozenset(spellings("repeat_interleave"))
+_REPEAT = frozenset(named("repeat_interleave"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ def layouts(batch_dim: int | None, memory: Memory) -> Iterator[Layout]:
 
 def key_of(call: Call) -> Any:
     """What the answer to a call depends on; None if on more than shapes and arguments."""
-    if call.func in _BY_CONTENT or (call.func in _REPEAT and len(call.given) > 1):
+    if call.func in BY_CONTENT or (call.func in _REPEAT and len(call.given) > 1):
         return None
     if any(t.layout != torch.strided for t in call.given):  # a graph
         return None

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from seht.errors import ExampleError
-from seht.operators import IN_PLACE
 from seht.operators.axes.axes import Axis, Broken, Sum, Tag, first_of
 from seht.operators.axes.calls import Call, bends, couples
 from seht.operators.axes.movement import moved
-from seht.operators.axes.table import AXES, LINEAR, MOVEMENT, PICKS
+from seht.operators.operator import IN_PLACE
+from seht.operators.table import AXES, LINEAR, MOVEMENT, PICKS
 from seht.persample.errors import no_sum
 from seht.persample.experiment import ask
 from seht.persample.inner import gradients

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from seht.operators.axes.table import MOVEMENT
+from seht.operators.table import MOVEMENT
 
 
 class Part(NamedTuple):

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from seht.errors import ExampleError
-from seht.operators import DETACH, KINKS, RANDOM
-from seht.operators.float64_loss import CONFIDENT
+from seht.operators.constants import DETACH
 from seht.operators.rules import Rule, depends
+from seht.operators.table import KINKS, RANDOM, SHARP
 from seht.persample.errors import COMPILED
 from seht.precision.half_weights import mixed, wide, widened
 from seht.precision.policy import DEVICES, Precision, any_autocast
@@ -137,8 +137,8 @@ class Mode(TorchFunctionMode):
         """How a function is recorded and replayed; None where it runs as it is."""
         if self.layers is not None and func in self.layers:
             return self.layers[func]
-        if self.sharp and func in CONFIDENT:
-            return CONFIDENT[func]
+        if self.sharp and func in SHARP:
+            return SHARP[func]
         return KINKS.get(func)
 
     def frozen(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seht.operators import IN_PLACE
+from seht.operators.operator import IN_PLACE
 from seht.tensors.trees import StandIns, copies, stand_in, tensors
 from seht.tensors.views import root_of, version
 

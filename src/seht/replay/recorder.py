@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from seht.errors import KinkError
-from seht.operators import DETACH, IN_PLACE
-from seht.operators.constants import offset
+from seht.operators.constants import DETACH, offset
+from seht.operators.operator import IN_PLACE
 from seht.operators.rules import first
 from seht.persample import recurrent
 from seht.persample.tracking import Tracker

@@ -20,8 +20,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 
 from seht.errors import UnrepeatableError
-from seht.operators import IN_PLACE, RANDOM
+from seht.operators.operator import IN_PLACE
 from seht.operators.rules import depends
+from seht.operators.table import RANDOM
 from seht.tensors.layouts import layout_of
 from seht.tensors.trees import tensors
 from seht.tensors.views import root_of, version

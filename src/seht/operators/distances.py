@@ -1,4 +1,5 @@
-"""Norms of order 1 and infinity by their definitions, the parts of which have rules of their own.
+"""Norms of vectors and matrices, and distances. Those of order 1 and infinity are taken by their
+definitions, the parts of which have rules of their own.
 
 Orders from 2 on are smooth away from 0, and so are the matrix norms that come from singular
 values; what is left, such as p = 1.5, is refused.
@@ -7,15 +8,16 @@ values; what is left, such as p = 1.5, is refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.composed import refused
-from seht.operators.rules import Rule, depends, first
-
-_REFUSED = refused("with p below 2 has kinks")
+from seht.operators.composed import composed, opened, refuse, refused
+from seht.operators.operator import Operator, named
+from seht.operators.rules import Mode, Rule, depends, first, untaped
 
 
 def _arguments(args: Any, kwargs: Any) -> tuple[Tensor, Any, Any, bool]:
@@ -52,43 +54,40 @@ def _is_matrix(x: Tensor, order: Any, dim: Any) -> bool:
     return isinstance(dim, (tuple, list)) and len(dim) == 2 and order is not None
 
 
-def _smooth(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _smooth(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     """The norm as it is. Where it is 0 it has a kink, too, and to autograd the slope 0."""
     y = func(*args, **kwargs)
     if mode.tracker is not None:
         mode.tracker.follow(func, args, kwargs, y)
     with mode.inside():
-        return torch.where(y == 0, 0.0, y), None
+        return torch.where(y == 0, 0.0, y)
 
 
 def norm(kind: str) -> Rule:
     """The rule of a function that takes norms of this ``kind``: vector, matrix or either."""
 
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def run(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
         x, order, dim, keep = _arguments(args, kwargs)
         if not depends((x,), {}):
-            return func(*args, **kwargs), None
+            return func(*args, **kwargs)
         if not isinstance(order, (int, float)):  # the default, or the name of a smooth norm
             return _smooth(mode, func, args, kwargs)
         if kind == "matrix" or (kind == "either" and _is_matrix(x, order, dim)):
             if abs(order) == 2:
-                return func(*args, **kwargs), None
+                return func(*args, **kwargs)
             build = matrix
         elif order in (1, math.inf):
             build = vector
+        elif order >= 2:
+            return _smooth(mode, func, args, kwargs)
+        elif order == 0:
+            return func(*args, **kwargs)
         else:
-            if order >= 2:
-                return _smooth(mode, func, args, kwargs)
-            if order == 0:
-                return func(*args, **kwargs), None
-            return _REFUSED.record(mode, func, args, kwargs)
+            return refuse(func, "with p below 2 has kinks")
         with mode.inside():
-            return build(x, order, dim, keep), None
+            return build(x, order, dim, keep)
 
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return record(mode, func, args, kwargs)[0]
-
-    return Rule(record, replay, taped=False)
+    return untaped(run)
 
 
 def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
@@ -101,3 +100,55 @@ def pairwise_distance(
 ) -> Tensor:
     """``F.pairwise_distance``."""
     return torch.linalg.vector_norm(x1 - x2 + eps, p, dim=-1, keepdim=keepdim)
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    """The p-norm of each row of x1 less each of x2."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """The same between the rows of one matrix, each pair once."""
+    a, b = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return torch.linalg.vector_norm(input[a] - input[b], p, dim=-1)
+
+
+def _order(*args: Any, **kwargs: Any) -> float:
+    """The order p of a distance between tensors."""
+    p: float = kwargs.get("p", next((a for a in args if not isinstance(a, Tensor)), 2.0))
+    return p
+
+
+def _by_parts(parts: Callable[..., Tensor]) -> Callable[[Any], Callable[..., Tensor]]:
+    # Of these orders without a double backward. Those of p = 2 have a singular one where two rows
+    # are the same.
+    def safe(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            return (parts if _order(*args, **kwargs) in (1, math.inf) else native)(*args, **kwargs)
+
+        return call
+
+    return safe
+
+
+def _kinked(*args: Any, **kwargs: Any) -> bool:
+    return not 2 <= _order(*args, **kwargs) < math.inf
+
+
+_STRAIGHT = (1, -1, math.inf, -math.inf)
+
+OPERATORS = (
+    Operator(named("norm vector_norm", but=(torch.linalg.norm,)), norm("vector")),
+    Operator((torch.linalg.norm,), norm("either")),
+    Operator((torch.linalg.matrix_norm,), norm("matrix")),
+    Operator(named("normalize"), opened(F.normalize)),
+    Operator(named("dist"), composed(dist)),
+    Operator(named("pairwise_distance"), composed(pairwise_distance)),
+    Operator(named("cdist"), composed(cdist, _kinked), safe=_by_parts(cdist)),
+    Operator(named("pdist"), composed(pdist, _kinked), safe=_by_parts(pdist)),
+    Operator(named("renorm renorm_"), refused("has kinks")),
+    Operator(
+        named("cond"),
+        refused("with p = 1 or inf has kinks", lambda _, p=None, **__: p in _STRAIGHT),
+    ),
+)

@@ -1,17 +1,23 @@
-"""Functions that are smooth on each side of a kink, as formulas.
-
-``sided`` ones take the sides that the centre recorded; the others are run by their parts, in the
-centre, too.
+"""Activations. Those that are smooth on each side of a kink are given as formulas: ``sided`` ones
+take the sides that the centre recorded; the others are run by their parts, in the centre, too.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from seht.operators.affinity import each, jointly
+from seht.operators.axes.arithmetic import along_dim, elementwise, within
+from seht.operators.composed import composed
+from seht.operators.operator import Operator, named
+from seht.operators.pieces import LINEAR, RELU, sided
+from seht.operators.rules import write_back
 
 
 def elu_sides(
@@ -61,7 +67,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """CELU by ELU."""
     # By elu in the centre, too: the fused gradient rounds alpha to float32, whatever the dtype.
     y = alpha * F.elu(input / alpha)
-    return input.copy_(y) if inplace else y
+    return write_back(input, y, inplace)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
@@ -69,7 +75,17 @@ def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     x = input.clone() if inplace else input
     # ... which F.hardsigmoid is as well, but without the second derivative that hardswish has.
     y = x * F.relu6(x + 3) / 6
-    return input.copy_(y) if inplace else y
+    return write_back(input, y, inplace)
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    # The fused operator has no double backward.
+    return write_back(input, F.relu6(input + 3) / 6, inplace)
+
+
+def _safe_prelu(input: Tensor, weight: Tensor) -> Tensor:
+    # At 0 the fused double backward takes another side than the backward.
+    return prelu(input > 0, input, weight)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -91,3 +107,37 @@ def bends(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> bool:
 def softsign(input: Tensor) -> Tensor:
     """Softsign by the modulus."""
     return input / (1 + input.abs())
+
+
+OPERATORS = (
+    Operator(named("relu relu_"), RELU, elementwise, jointly),
+    # straight on each piece
+    Operator(
+        named("""
+            relu6 relu6_ leaky_relu leaky_relu_ hardtanh hardtanh_ threshold _threshold threshold_
+        """),
+        LINEAR, elementwise, jointly,
+    ),
+    Operator(named("hardshrink softshrink"), LINEAR, elementwise),
+    Operator(named("hardsigmoid"), LINEAR, elementwise, safe=lambda _: _hardsigmoid),
+    Operator(
+        named("hardsigmoid_"), LINEAR, elementwise,
+        safe=lambda _: partial(_hardsigmoid, inplace=True),
+    ),
+    Operator(named("rrelu rrelu_"), LINEAR, elementwise, random=True),
+    # smooth on each side
+    Operator(named("elu elu_"), sided(elu, elu_sides), elementwise),
+    Operator(named("selu selu_"), sided(selu, selu_sides), elementwise),
+    Operator(named("prelu"), sided(prelu), affine=each, safe=lambda _: _safe_prelu),
+    Operator(named("celu"), composed(celu), elementwise),
+    Operator(named("celu_"), composed(partial(celu, inplace=True)), elementwise),
+    Operator(named("hardswish"), composed(hardswish), elementwise),
+    Operator(named("hardswish_"), composed(partial(hardswish, inplace=True)), elementwise),
+    Operator(named("softsign"), composed(softsign), elementwise),
+    Operator(named("softplus"), composed(softplus, bends), elementwise),
+    # smooth everywhere
+    Operator(
+        named("gelu silu mish sigmoid sigmoid_ tanh tanh_ logsigmoid tanhshrink"), axes=elementwise
+    ),
+    Operator(named("softmax log_softmax softmin"), axes=within(along_dim)),
+)  # fmt: skip

@@ -12,13 +12,15 @@ derivative in PyTorch, and have none here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from seht.operators.affinity import stored_statistics
+from seht.operators.axes.arithmetic import all_but_first, batch_normed, trailing, within
+from seht.operators.operator import Operator, argument_names, named
 from seht.tensors.layouts import laid_out, layout_of
 
 Formula = Callable[..., Tensor]
@@ -117,75 +119,50 @@ def _weight(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
 
 
-def composed(fused: Callable[..., Any], names: tuple[str, ...], formula: Formula) -> Any:
-    """The replacement of an operator with arguments of these names."""
+def _fused(formula: Formula) -> Callable[[Any], Callable[..., Any]]:
+    """Makes the replacement of an operator."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            plain = fused(*map(_detached, args), **{n: _detached(v) for n, v in kwargs.items()})
-        alone = isinstance(plain, Tensor)
-        first = plain if alone else plain[0]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        result = laid_out(formula(**given).to(first.dtype), layout_of(first))
-        return result if alone else (result, *plain[1:])
+    def safe(operator: Any) -> Callable[..., Any]:
+        names = argument_names(operator)
 
-    return call
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = {n: _detached(v) for n, v in kwargs.items()}
+            with torch.no_grad():
+                plain = operator(*map(_detached, args), **given)
+            alone = isinstance(plain, Tensor)
+            first = plain if alone else plain[0]
+            result = formula(**dict(zip(names, args, strict=False)) | kwargs).to(first.dtype)
+            result = laid_out(result, layout_of(first))
+            return result if alone else (result, *plain[1:])
+
+        return call
+
+    return safe
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-_STATS = ("running_mean", "running_var")
-_BATCH = ("input", "weight", "bias", *_STATS, "training", "momentum", "eps")
-_UPDATING = ("input", "weight", "bias", *_STATS, "momentum", "eps")
-_INSTANCE = ("input", "weight", "bias", *_STATS, "use_input_stats", "momentum", "eps")
-_LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
-_WEIGHT = ("v", "g", "dim")
-
-
-def _everything() -> Iterable[tuple[Any, tuple[str, ...], Formula]]:
-    """Each operator under each of its names, as a function of torch and of ``torch.ops.aten``."""
-    yield F.batch_norm, ("input", *_STATS, "weight", "bias", *_BATCH[5:]), _batch
-    yield F.instance_norm, ("input", *_STATS, "weight", "bias", *_INSTANCE[5:]), _instance
-    yield F.layer_norm, _LAYER, _layer
-    for words, names, formula in (
-        (
-            "batch_norm native_batch_norm _batch_norm_impl_index "
-            "_native_batch_norm_legit_functional cudnn_batch_norm miopen_batch_norm",
-            _BATCH,
-            _batch,
-        ),
-        ("_native_batch_norm_legit", _BATCH, _legit),
-        ("_batch_norm_with_update _batch_norm_with_update_functional", _UPDATING, _training),
-        ("_batch_norm_no_update _native_batch_norm_legit_no_training", _UPDATING, _batch),
-        ("instance_norm", _INSTANCE, _instance),
-        ("layer_norm native_layer_norm", _LAYER, _layer),
-        ("_weight_norm _weight_norm_interface", _WEIGHT, _weight),
-    ):
-        for word in words.split():
-            for operator in _operators(word):
-                yield operator, _named(operator, names), formula
-
-
-def _operators(word: str) -> Iterable[Any]:
-    if hasattr(torch, word):
-        yield getattr(torch, word)
-    packet = getattr(torch.ops.aten, word, None)
-    if packet is not None:
-        yield packet
-        yield from (getattr(packet, o) for o in packet.overloads() if "out" not in o)
-
-
-def _named(operator: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    schema = getattr(operator, "_schema", None)
-    if schema is None:
-        return names
-    own = {"epsilon": "eps"}  # cuDNN's word
-    return tuple(own.get(a.name, a.name) for a in schema.arguments)
-
-
-NORMS: dict[Any, Callable[..., Any]] = {
-    operator: composed(operator, names, formula) for operator, names, formula in _everything()
-}
-"""Every fused normalisation that is wrong at some order, with what stands for it."""
+OPERATORS = (
+    Operator(named("batch_norm"), axes=batch_normed, affine=stored_statistics, safe=_fused(_batch)),
+    Operator(
+        named("""
+            native_batch_norm _batch_norm_impl_index _native_batch_norm_legit_functional
+            cudnn_batch_norm miopen_batch_norm _batch_norm_no_update
+            _native_batch_norm_legit_no_training
+        """),
+        safe=_fused(_batch),
+    ),
+    Operator(named("_native_batch_norm_legit"), safe=_fused(_legit)),
+    Operator(
+        named("_batch_norm_with_update _batch_norm_with_update_functional"),
+        safe=_fused(_training),
+    ),
+    Operator(named("instance_norm"), safe=_fused(_instance)),
+    Operator(named("layer_norm"), axes=within(trailing), safe=_fused(_layer)),
+    Operator(named("native_layer_norm"), safe=_fused(_layer)),
+    Operator(named("rms_norm"), axes=within(trailing)),
+    Operator(named("group_norm"), axes=within(all_but_first)),
+    Operator(named("_weight_norm _weight_norm_interface"), safe=_fused(_weight)),
+)

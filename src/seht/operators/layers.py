@@ -1,0 +1,98 @@
+"""Layers: products with a weight, embeddings, recurrent layers and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
+
+from seht.errors import KinkError
+from seht.operators import affinity
+from seht.operators.composed import refused
+from seht.operators.operator import Operator, named
+from seht.operators.random_draws import DRAWN
+from seht.operators.rules import Mode, Rule, first
+from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.process import ATTENTION
+
+
+def _padded_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
+    if kwargs.get("max_norm", args[3] if len(args) > 3 else None) is not None:
+        raise KinkError(
+            "embedding with max_norm rewrites its weights in every pass, which the difference "
+            "engine cannot freeze; normalise the weights before the closure"
+        )
+    row = None if padding is None else (padding % len(weight), weight[padding].detach().clone())
+    return func(*args, **kwargs), row
+
+
+def _padded_replay(mode: Mode, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    if row is None:
+        return out
+    return torch.where((first(args, kwargs) == row[0]).unsqueeze(-1), row[1], out)
+
+
+PADDED = Rule(_padded_record, _padded_replay)
+"""Embeddings: to autograd the row of ``padding_idx`` is a constant."""
+
+
+def _bag_kink(
+    input: Any, weight: Any, offsets: Any = None, max_norm: Any = None, norm_type: Any = 2.0,
+    scale_grad_by_freq: Any = False, mode: str = "mean", *_: Any, **__: Any,
+) -> bool:  # fmt: skip
+    return mode == "max" or max_norm is not None
+
+
+def _by_mathematics(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Flash attention has no double backward. The kernel that PyTorch would choose says how its
+    # result lies in memory.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        query = args[0] if args else kwargs["query"]
+        devices = [query.device] if query.is_cuda else []
+        allowed = _cur_sdpa_kernel_backends()
+        allowed = ATTENTION.get() if allowed == [SDPBackend.MATH] else allowed
+        with torch.no_grad(), torch.random.fork_rng(devices), sdpa_kernel(allowed):
+            plain = function(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):
+            return laid_out(function(*args, **kwargs), layout_of(plain))
+
+    return call
+
+
+def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
+    # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.backends.cudnn.flags(enabled=False):
+            return function(*args, **kwargs)
+
+    return call
+
+
+OPERATORS = (
+    Operator(
+        named("""
+            matmul mm bmm __matmul__ addmm baddbmm linear bilinear einsum conv1d conv2d conv3d
+            conv_transpose1d conv_transpose2d conv_transpose3d
+        """),
+        affine=affinity.each,
+    ),
+    Operator((F.embedding,), PADDED, affine=affinity.rows, by_content=True),
+    Operator(named("embedding", but=(F.embedding,)), affine=affinity.rows, by_content=True),
+    Operator(
+        (F.embedding_bag,),
+        refused("with mode='max' or max_norm has kinks", _bag_kink),
+        by_content=True,
+    ),
+    Operator(named("embedding_bag", but=(F.embedding_bag,)), by_content=True),
+    Operator(named("lstm gru rnn_tanh"), DRAWN, safe=_without_cudnn),
+    Operator(named("rnn_relu"), refused("has kinks"), safe=_without_cudnn),
+    Operator(named("rnn_relu_cell"), refused("has kinks")),
+    Operator(named("scaled_dot_product_attention"), DRAWN, safe=_by_mathematics),
+    Operator(named("multi_head_attention_forward"), DRAWN),
+)

@@ -1,0 +1,87 @@
+"""One row for each operator: everything that we know of it, whatever it is called by.
+
+``F.relu``, ``torch.relu`` and ``Tensor.relu`` reach a function mode as different objects, and a
+look-up must not do string work (``torch.compile`` traces it). So a row holds the function objects,
+found by name once, when the package is imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from seht.operators.affinity import Affinity
+from seht.operators.axes.calls import Follow
+from seht.operators.rules import Rule
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What we know of some functions; what is left out of a row is the harmless case."""
+
+    functions: tuple[Any, ...]
+    kink: Rule | None = None
+    """How its decisions are frozen. None: it is twice smooth, and autograd holds nothing of it
+    constant."""
+    axes: Follow | None = None
+    """Where the examples of a batch go. None: asked by experiment."""
+    affine: Affinity | None = None
+    """In which of its arguments it is affine. None: in none, or nobody knows."""
+    safe: Callable[[Any], Callable[..., Any]] | None = None
+    """Makes of the function a form that is right at every order of derivative. None: it is."""
+    sharp: Rule | None = None
+    """How it is taken in float64. None: it is not."""
+    random: bool = False
+    """Whether it draws random numbers that a replay does not draw again."""
+    moves: bool = False
+    """Whether it puts entries elsewhere and changes none."""
+    adds: bool = False
+    """Whether a sum over examples stays one, although it does more than to move entries."""
+    by_content: bool = False
+    """Whether where it puts them depends on what an index or a mask holds."""
+
+
+def named(names: str, *more: Any, but: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    """Every function object behind these names: in F, torch, torch._C._nn, Tensor and aten."""
+    homes = (F, torch, torch._C._nn, torch.Tensor, torch.special, torch.linalg)
+    words = names.split()
+    found = [getattr(home, n) for n in words for home in homes if callable(getattr(home, n, None))]
+    for packet in (getattr(torch.ops.aten, n, None) for n in words if not n.startswith("__")):
+        # What an exported model is made of.
+        if packet is not None:
+            found += [packet, *(getattr(packet, overload) for overload in packet.overloads())]
+    return tuple(f for f in dict.fromkeys([*found, *more]) if f not in but)
+
+
+def argument_names(function: Any) -> tuple[str, ...]:
+    """The names of a function's arguments, in order; ask when importing, not when called."""
+    if inspect.isfunction(function):
+        return tuple(inspect.signature(function).parameters)
+    schema = getattr(function, "_schema", None)
+    if schema is None:  # one of torch's, or an operator of aten with several forms
+        packet = getattr(torch.ops.aten, function.__name__)
+        schema = getattr(packet, packet.overloads()[0])._schema
+    own = {"epsilon": "eps"}  # cuDNN's word
+    return tuple(own.get(a.name, a.name) for a in schema.arguments)
+
+
+_OPERATORS = frozenset(
+    """
+    __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__
+    __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__
+    """.split()  # noqa: SIM905
+)
+
+IN_PLACE = frozenset(
+    getattr(home, n)
+    for home in (torch, torch.Tensor)
+    for n in dir(home)
+    if (n.endswith("_") and not n.endswith("__")) or n in _OPERATORS
+    if callable(getattr(home, n))
+)
+"""Functions that write into their first argument."""

@@ -300,7 +300,6 @@ def test_memory_of_a_row_that_fails_is_said(capfd):
         (["--out", "no/such/place/RESULTS.md"], "no such directory"),
         (["--join", "no-such-file.json"], "cannot join 'no-such-file.json'"),
         (["--join", __file__], "that `seht bench --json` wrote"),
-        (["measure", "--join", "earlier.json"], "has no --join"),
     ],
 )
 def test_mistakes_are_found_at_once(arguments, message, capsys):

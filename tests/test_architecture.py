@@ -17,20 +17,14 @@ ORDER = (
     *("errors", "extras"),
     *("tensors", "guards", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
-    *("strength", "functional", "penalty", "check", "commands", "measure", "integrations"),
-    *("__init__", "lab", "cli", "__main__"),
+    *("strength", "functional", "penalty", "check", "measure", "integrations"),
+    *("__init__", "commands", "lab", "cli", "__main__"),
 )
 """The parts of the package, lowest first. ``__init__`` gathers the public names."""
 
 FOLDERS = [part for part in ORDER if (ROOT / part).is_dir()]
 
-EXCEPTIONS = {
-    ("commands.check", "__init__"): "the public names, by which a newcomer reads the command",
-    ("commands.measure", "lab.measured"): "`seht measure` also takes the runs of the lab",
-    ("commands.measure", "measure.command"): "its numbers and targets serve the lab's commands",
-    ("commands.measure", "measure.survey"): "as above",
-    ("measure.command", "__init__"): "the version that a page states",
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """Imports that go upwards, and why they are still there: only ever fewer."""
 
 
@@ -89,13 +83,13 @@ def test_nobody_imports_upwards() -> None:
 
 def test_exceptions_only_shrink() -> None:
     assert EXCEPTIONS.keys() - _upward() == set(), "mended: take it off the list"
-    assert len(EXCEPTIONS) <= 5
+    assert len(EXCEPTIONS) <= 0
 
 
 def test_the_library_never_imports_the_lab() -> None:
     users = {who for who, what, _ in _imports() if what.split(".")[0] == "lab"}
     outside = {who for who in users if who.split(".")[0] not in ("lab", "cli")}
-    assert outside == {"commands.measure"}  # see EXCEPTIONS
+    assert outside == set()
 
 
 def test_measure_and_check_take_engines_by_their_interface() -> None:

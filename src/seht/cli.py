@@ -23,6 +23,7 @@ from seht.lab.commands.bench import add_bench
 from seht.lab.commands.compare import add_compare
 from seht.lab.commands.report import add_report
 from seht.lab.commands.train import add_train
+from seht.measure.survey import Subject
 
 DESCRIPTION = "Hessian-trace regularisation for PyTorch, with a gradient that is right."
 EPILOG = """\
@@ -107,13 +108,20 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
+def _runs(paths: Sequence[str], split: str, data_dir: str | None) -> list[Subject]:
+    """Of the lab, for ``seht measure``, which takes any model and knows nothing of it."""
+    from seht.lab.measured import subjects
+
+    return subjects(paths, split, data_dir)
+
+
 COMMANDS: tuple[Callable[[Any], None], ...] = (
     add_check,
     add_bench,
     add_train,
     add_compare,
     add_report,
-    add_measure,
+    lambda commands: add_measure(commands, _runs),
 )
 """Every command's function; a new one is added here."""
 

@@ -232,6 +232,14 @@ def test_no_best_is_named_where_they_do_not(tmp_path):
     assert "The best" not in said and "none are better than weight-decay and 1 worse" in said
 
 
+@pytest.mark.parametrize(
+    ("gain", "words"), [(9, "is better"), (-9, "is worse"), (0.01, "is neither better nor worse")]
+)
+def test_a_single_other_method_is_named(tmp_path, gain, words):
+    said = lead(with_gains(tmp_path, {"weight-decay": 0, "sam": gain}))
+    assert said.endswith(f". sam {words} than weight-decay (paired t-test at 5 %).")
+
+
 def test_one_seed_decides_nothing(tmp_path):
     table = with_gains(tmp_path, {"weight-decay": 0, "sam": 20}, seeds=1)
     assert len(leaders(table)) == 2 and "not decided" in lead(table)

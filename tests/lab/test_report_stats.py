@@ -7,7 +7,7 @@ import statistics
 import pytest
 from scipy import stats as reference
 
-from seht.lab.report.numbers import duration, interval, measured, plain, significant
+from seht.lab.report.numbers import interval, measured, plain, significant
 from seht.lab.report.stats import Difference, Mean, holm, mean, paired, seeds_needed, student
 
 
@@ -83,7 +83,6 @@ def test_figures_are_written_with_the_digits_they_have():
     assert interval(Difference(0.42, -0.1, 0.94, 3)) == "+0.42 [\u22120.10, +0.94]"
     assert interval(Difference(-0.42, None, None, 1)) == "\u22120.42"
     assert [significant(v) for v in (0, 1, 123456, 1e9)] == ["0", "1.00", "123,456", "1.00e+09"]
-    assert [duration(s) for s in (3.21, 45, 600, 9000)] == ["3.21 s", "45 s", "10.0 min", "2.5 h"]
 
 
 # --- several methods --------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import torch
 from curved_problems import data, loss_fn, network
 from torch import nn
 
-from seht.measure import command
-from seht.measure.survey import PARTS, Plan, Subject
+from seht.commands.measure import report
+from seht.measure.survey import PARTS, Subject, SurveyPlan
 
 pytestmark = pytest.mark.browser
 
@@ -23,8 +23,8 @@ def page(tmp_path_factory):
         Subject("a-linear-model-with-a-name-that-goes-on-and-on-and-on", linear, loss_fn, batch),
     ]
     torch.manual_seed(0)
-    plan = Plan(parts=PARTS, few=48, points=9)
-    command.run(subjects, plan, command="seht measure ...", html_file=str(file))
+    plan = SurveyPlan(PARTS, few=48, points=9)
+    report(subjects, plan, "seht measure ...", html_file=str(file))
     return file
 
 
@@ -52,7 +52,7 @@ def test_the_page(browser, page, width, dark, tmp_path):
     browser.open(page, width=width, dark=dark)
     assert browser.requests() == [page.as_uri()] and browser.complaints() == []
     assert browser.run("document.documentElement.scrollWidth") <= width
-    assert browser.run("document.querySelectorAll('figure svg').length") == 8
+    assert browser.run("document.querySelectorAll('figure svg').length") == 10
     # Every drawing has a size, and its text is large enough to be read.
     sizes = browser.run(
         "[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().height)"

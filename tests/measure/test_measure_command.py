@@ -80,6 +80,7 @@ def test_json_holds_every_figure_and_no_nan(run):
     assert code == 0 and model["trace"]["samples"] == 40
     assert model.keys() >= {
         "trace", "eigenvalues", "stability", "density", "landscape", "plane", "sharpness", "bound",
+        "robustness",
     }  # fmt: skip
     low, high = model["trace"]["interval"]
     assert low < model["trace"]["estimate"] < high
@@ -89,12 +90,54 @@ def test_the_page_is_self_contained(run, tmp_path):
     code, out, err = run(*mine("small", "wide"), "--html", "flat.html", "--few", "20")
     assert code == 0, err
     page = (tmp_path / "flat.html").read_text()
-    assert page.count("<svg") >= 7 and "flat.html" in out
+    assert page.count("<svg") >= 9 and "flat.html" in out
     assert "<script" not in page and not re.search(r'(?:src|href)="(?!#|data:)', page)
-    for words in ("How flat", "Layers", "Spectrum", "Density", "Landscape", "measured_mine:wide"):
+    for words in (
+        "How flat",
+        "Layers",
+        "Spectrum",
+        "Density",
+        "Landscape",
+        "Robustness",
+        "measured_mine:wide",
+    ):
         assert words in page
     assert "seht measure --model measured_mine:small" in page
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_robustness_by_its_name(run, tmp_path):
+    """`seht measure robustness`: table, layers, JSON and figures, as of the other measurements."""
+    code, out, err = run(
+        "robustness", *mine("small", "wide"), "--html", "r.html", "--json", "r.json"
+    )
+    assert code == 0, err
+    for title in ("rise, 8 bits", "rise, 4 bits", "rise, 3 % noise", "... by the trace"):
+        assert re.search(rf"{title} +\S+.* +\S+", out), title
+    head = out.index("rise, 4 bits in one layer")
+    assert "0.weight" in out[head:] and "3.weight" in out[head:]
+    assert re.search(r"small: \d of 2 layers take 4 bits, each alone", out)
+    assert "λ max" not in out and "rise, random" not in out  # nothing else was asked for
+    first, second = json.loads((tmp_path / "r.json").read_text())["models"]
+    found = first["robustness"]
+    assert found["rounded"].keys() == {"8", "4", "3"} and found["layers"].keys() == {
+        "0.weight", "3.weight",
+    }  # fmt: skip
+    assert found["noise"]["0.03"]["predicted_stderr"] > 0
+    assert second["robustness"]["loss"] != found["loss"]
+    page = (tmp_path / "r.html").read_text()
+    assert "Rise under noise" in page and "Rise with one layer at 4 bits" in page
+    assert "<dt>rise at so many bits, under noise</dt>" in page
+    assert (
+        run(*mine("small", "wide"), "--what", "robustness")[1].splitlines()[0]
+        == (out.splitlines()[0])
+    )
+
+
+def test_a_run_may_be_called_like_a_measurement(run, tmp_path):
+    (tmp_path / "robustness").mkdir()
+    code, _, err = run("robustness")
+    assert code == 2 and "robustness is no run" in err
 
 
 def test_what_and_how_well(run):
@@ -202,3 +245,4 @@ def test_numbers():
     )
     assert with_error(3.14159, math.nan) == "3.142" and with_error(5.0, 0.0) == "5.000"
     assert duration(0.057) == "0.057 s" and duration(75) == "75 s" and duration(600) == "10.0 min"
+    assert duration(9000) == "2.5 h"

@@ -7,13 +7,13 @@ import pytest
 from curved_problems import data, loss_fn, network
 
 from seht import measure
-from seht.measure.survey import PARTS, Plan, Subject, survey
+from seht.measure.survey import PARTS, Subject, SurveyPlan, survey
 
 
 @pytest.fixture(scope="module")
 def findings():
     subject = Subject("mine", network(), loss_fn, data())
-    return survey(subject, Plan(parts=PARTS, few=48, points=5))
+    return survey(subject, SurveyPlan(parts=PARTS, few=48, points=5))
 
 
 def results():

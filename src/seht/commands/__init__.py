@@ -1,5 +1,5 @@
 """The library's commands, one file each: arguments, and the function that runs them.
 
-The command line stands above library and lab: it is the one place that knows both, and imports what
-of the lab a command needs when that command runs.
+They take the library by its public names and know nothing of the lab, whose commands stand in
+:mod:`seht.lab.commands`; :mod:`seht.cli` knows both.
 """

@@ -1,7 +1,8 @@
-"""Files that a command is to write: not over anything that is not its own."""
+"""Files that a command writes: whole or not at all, and not over what is not its own."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MARKS = (b'<meta name="generator" content="seht">', b'"seht": "', b"`seht bench", b"seht bench")
@@ -38,3 +39,14 @@ def _ours(path: Path) -> bool:
     except OSError:
         return False
     return not head or any(mark in head for mark in MARKS)
+
+
+def write(file: str, text: str) -> None:
+    """All of the text under that name, or nothing."""
+    part = f"{file}.part"
+    try:
+        Path(part).write_text(text, encoding="utf-8")
+        os.replace(part, file)
+    except OSError as error:
+        Path(part).unlink(missing_ok=True)
+        raise ValueError(f"cannot write {file!r}: {error.strerror or error}") from error

@@ -1,23 +1,41 @@
-"""``seht measure``."""
+"""``seht measure``: every model's table on the terminal, JSON, and the page."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import seht
 from seht import extras
+from seht.commands.files import check_outputs, write
 from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.targets import call_target, find_target
 from seht.errors import UsageError
+from seht.measure import page
+from seht.measure.data import is_batch, reads_once
+from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey
+from seht.measure.table import terminal
 
 MEASURE = """\
 How flat is a model? The trace of the Hessian of its loss over a data set, with its error; layers,
-largest and smallest eigenvalues, density, landscape and sharpness. For runs of `seht train` and
-`seht compare`, or for any model and data of yours. Models are measured in evaluation mode.
+largest and smallest eigenvalues, density, landscape, sharpness, and what rounded or noisy weights
+cost. For runs of `seht train` and `seht compare`, or for any model and data of yours. Models are
+measured in evaluation mode.
 """
 MEASURE_EPILOG = """\
-measurements: trace, layers, eigenvalues (with stability and the largest stable learning rate),
-density, landscape, sharpness, bound; or all
+measurements: trace, layers, eigenvalues (with stability and the learning rate's limit), density,
+landscape, sharpness, robustness, bound; or all
 
 your own model and data:
 
@@ -28,14 +46,17 @@ your own model and data:
       return loader                    # or a data set, or one batch: loss_fn(net, batch) is a mean
 
   seht measure --model mine:model --data mine:data --what all --html flat.html
+  seht measure robustness --model mine:model --data mine:data     # the same as --what robustness
 
 Several runs, or several --model, are measured side by side on the same directions.
 Exit code 2: a mistake in the call, or a model that cannot be measured.
 """
+Runs = Callable[[Sequence[str], str, str | None], list[Subject]]
+"""The subjects behind paths of runs, of a split, with the data's directory."""
 
 
-def add_measure(commands: Any) -> None:
-    """``seht measure``."""
+def add_measure(commands: Any, runs: Runs) -> None:
+    """``seht measure``; ``runs`` reads those of the lab."""
     parser = commands.add_parser(
         "measure",
         help="how flat is a model? trace, spectrum, landscape; a table and a page",
@@ -43,88 +64,53 @@ def add_measure(commands: Any) -> None:
         epilog=MEASURE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="a run's directory, its model.pt, or a comparison"
-    )
-    own = parser.add_argument_group("a model of your own")
-    own.add_argument(
-        "--model",
-        action="append",
-        metavar="module:function",
+
+    def add(group: Any, *names: str, metavar: str = "N", **options: Any) -> None:
+        group.add_argument(*names, metavar=metavar, **options)
+
+    add(
+        parser, "runs", nargs="*", metavar="RUN",
+        help="a run's directory, its model.pt, or a comparison; or a measurement's name",
+    )  # fmt: skip
+    own, target = parser.add_argument_group("a model of your own"), "module:function"
+    add(
+        own, "--model", action="append", metavar=target,
         help="returns the model, or (model, loss_fn); may be repeated",
-    )
-    own.add_argument(
-        "--data", metavar="module:function", help="returns a batch, a data set or batches"
-    )
-    own.add_argument(
-        "--loss", metavar="module:function", help="loss_fn(model, batch), a mean over the batch"
-    )
-    own.add_argument(
-        "--batch-dim", type=whole(-64, 63), metavar="N", help="the examples' axis (default 0)"
-    )
+    )  # fmt: skip
+    add(own, "--data", metavar=target, help="returns a batch, a data set or batches")
+    add(own, "--loss", metavar=target, help="loss_fn(model, batch), a mean over the batch")
+    add(own, "--batch-dim", type=whole(-64, 63), help="the examples' axis (default 0)")
     what = parser.add_argument_group("what, and how well")
-    what.add_argument(
-        "--what",
-        action="append",
-        metavar="LIST",
+    add(
+        what, "--what", action="append", metavar="LIST",
         help="measurements (default trace,layers; with --html all)",
-    )
-    what.add_argument("--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
-    what.add_argument(
-        "--tol", type=real(above=True), metavar="X", help="relative standard error to reach"
-    )
-    what.add_argument(
-        "--probes", type=whole(1, COUNT), metavar="N", help="replicates per micro-batch (2)"
-    )
-    what.add_argument(
-        "--samples", type=whole(1, SEED), metavar="N", help="read so many for the trace"
-    )
-    what.add_argument(
-        "--few",
-        type=whole(1, SEED),
-        default=512,
-        metavar="N",
-        help="... and for everything else (512)",
-    )
-    what.add_argument(
-        "--micro-batch", type=whole(1, SEED), metavar="N", help="cut batches into so many"
-    )
-    what.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="of probes and directions"
-    )
+    )  # fmt: skip
+    add(what, "--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
+    add(what, "--tol", type=real(above=True), metavar="X", help="relative standard error to reach")
+    add(what, "--probes", type=whole(1, COUNT), help="replicates per micro-batch (2)")
+    add(what, "--samples", type=whole(1, SEED), help="read so many for the trace")
+    add(what, "--few", type=whole(1, SEED), default=512, help="... and for everything else (512)")
+    add(what, "--micro-batch", type=whole(1, SEED), help="cut batches into so many")
+    add(what, "--seed", type=whole(0, SEED), default=0, help="of probes and directions")
     where = parser.add_argument_group("for runs of the lab")
-    where.add_argument("--split", default="train", metavar="NAME", help="train, valid or test")
-    where.add_argument("--data-dir", metavar="DIR", help="where the data is")
+    add(where, "--split", default="train", metavar="NAME", help="train, valid or test")
+    add(where, "--data-dir", metavar="DIR", help="where the data is")
     out = parser.add_argument_group("output")
-    out.add_argument("--json", metavar="FILE", help="every figure as JSON; - for standard output")
-    out.add_argument("--html", metavar="FILE", help="a self-contained page")
-    parser.set_defaults(run=run_measure, extra="measure")
+    add(out, "--json", metavar="FILE", help="every figure as JSON; - for standard output")
+    add(out, "--html", metavar="FILE", help="a self-contained page")
+    parser.set_defaults(run=lambda arguments: run_measure(arguments, runs), extra="measure")
 
 
-def run_measure(arguments: argparse.Namespace) -> int:
+def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
     """Gather the models, measure them, report."""
-    import seht.measure.command as command
-    from seht.measure.survey import Plan, choose_parts
-
-    default = ["all"] if arguments.html else ["trace,layers"]
+    named = [name for name in arguments.runs if name in (*PARTS, "all") and not Path(name).exists()]
+    asked = [*(arguments.what or []), *named] or (["all"] if arguments.html else ["trace,layers"])
+    options = ("curvature", "tol", "probes", "samples", "few", "micro_batch", "seed")
     try:
-        plan = Plan(
-            parts=choose_parts(arguments.what or default),
-            curvature=arguments.curvature,
-            tol=arguments.tol,
-            probes=arguments.probes,
-            samples=arguments.samples,
-            few=arguments.few,
-            micro_batch=arguments.micro_batch,
-            seed=arguments.seed,
-        )
-        command.run(
-            _subjects(arguments),
-            plan,
-            command=_call("measure", arguments),
-            json_file=arguments.json,
-            html_file=arguments.html,
-        )
+        plan = SurveyPlan(choose_parts(asked), **{key: getattr(arguments, key) for key in options})
+        arguments.runs = [path for path in arguments.runs if path not in named]
+        command = shlex.join(["seht", *arguments.argv])
+        report(_subjects(arguments, runs), plan, command, arguments.json, arguments.html)
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
         line = None
         if isinstance(error, ImportError):
@@ -133,11 +119,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _subjects(arguments: argparse.Namespace) -> list[Any]:
-    from dataclasses import replace
-
-    import seht.measure.command as command
-
+def _subjects(arguments: argparse.Namespace, runs: Runs) -> list[Subject]:
     models = arguments.model or []
     if models and not arguments.data:
         raise UsageError("--model needs --data module:function, which returns what to measure on")
@@ -147,18 +129,77 @@ def _subjects(arguments: argparse.Namespace) -> list[Any]:
         raise UsageError("give runs to measure, or --model and --data; see seht measure --help")
     found = []
     if arguments.runs:
-        from seht.lab.measured import subjects
-
-        found += subjects(arguments.runs, arguments.split, arguments.data_dir)
+        found += runs(arguments.runs, arguments.split, arguments.data_dir)
     loss = find_target(arguments.loss) if arguments.loss else None
     for target in models:
-        one = command.subject(target, call_target(target), call_target(arguments.data), loss)
+        one = _subject(target, call_target(target), call_target(arguments.data), loss)
         found.append(replace(one, batch_dim=arguments.batch_dim))
     return found
 
 
-def _call(name: str, arguments: argparse.Namespace) -> str:
-    """The call as one could type it again."""
-    import shlex
+def _subject(name: str, made: Any, data: Any, loss_fn: Any) -> Subject:
+    """From what the user's functions returned; ``TypeError`` where that is something else."""
+    model = made
+    if isinstance(made, (tuple, list)) and len(made) == 2:
+        model, loss_fn = made[0], loss_fn or made[1]
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{name} must return a torch.nn.Module or (model, loss_fn), not {type(made).__name__}"
+        )
+    if reads_once(data):
+        data = list(data)  # several measurements read it
+    if not is_batch(data) and not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+        raise TypeError(
+            "the data's function must return a batch, a data set or an iterable of batches, "
+            f"not {type(data).__name__}"
+        )
+    return Subject(name, model, loss_fn or cross_entropy, data)
 
-    return shlex.join(["seht", *(arguments.argv if hasattr(arguments, "argv") else [name])])
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """The loss where none is given: of logits, for batches (inputs, classes)."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ValueError(
+            "without a loss function a batch must be (inputs, classes); let the model's function "
+            "return (model, loss_fn), or give --loss module:function"
+        )
+    logits = model(batch[0])
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
+
+
+def report(
+    subjects: Sequence[Subject],
+    plan: SurveyPlan,
+    command: str,
+    json_file: str | None = None,
+    html_file: str | None = None,
+) -> list[Findings]:
+    """Measure, print the table, write the files (each whole or not at all)."""
+    check_outputs(json_file, html_file)
+    if html_file is not None:
+        extras.need("measure", "the page", "jinja2", "matplotlib")
+    if "eigenvalues" in plan.parts:
+        extras.need("measure", "eigenvalues", "scipy")  # now, not after the first model's gradient
+    found = [survey(one, plan, progress=sys.stderr.isatty()) for one in subjects]
+    if json_file is not None:
+        models = [one.as_dict() for one in found]
+        record = {"versions": dict(_versions()), "plan": vars(plan), "models": models}
+        text = json.dumps(record, indent=2, allow_nan=False)
+        if json_file == "-":
+            print(text)
+        else:
+            write(json_file, text + "\n")
+    if json_file != "-":
+        print(terminal(found))
+    if html_file is not None:
+        write(html_file, page.render(found, command, _versions()))
+        if json_file != "-":
+            print(f"\n{html_file}")
+    return found
+
+
+def _versions() -> list[tuple[str, str]]:
+    """Of what a figure may depend on."""
+    python = platform.python_version()
+    return [("seht", seht.__version__), ("torch", torch.__version__), ("Python", python)]

@@ -16,11 +16,15 @@ from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.objective import LossFn
 from seht.measure.progress import Report
 from seht.measure.results import TraceResult
+from seht.measure.robustness import RobustnessResult, robustness
 from seht.measure.sharpness import SharpnessResult, sharpness
 from seht.measure.stability import StabilityResult, stability
 from seht.measure.trace import trace
 
-PARTS = ("trace", "layers", "eigenvalues", "density", "landscape", "sharpness", "bound")
+PARTS = (
+    *("trace", "layers", "eigenvalues", "density", "landscape", "sharpness", "robustness"),
+    "bound",
+)
 """What can be asked for; ``eigenvalues`` brings the stability of section 3.4 with it."""
 FEW = 512
 """Examples for what reads the data again and again."""
@@ -39,7 +43,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SurveyPlan:
     """What to measure, and how well."""
 
     parts: tuple[str, ...] = ("trace", "layers")
@@ -73,6 +77,7 @@ class Findings:
     plane: LandscapeResult | None = None
     """The landscape in two dimensions."""
     sharpness: SharpnessResult | None = None
+    robustness: RobustnessResult | None = None
     bound: BoundResult | None = None
 
     def __str__(self) -> str:
@@ -90,7 +95,7 @@ class Findings:
         }
 
 
-def survey(subject: Subject, plan: Plan, progress: Report = None) -> Findings:
+def survey(subject: Subject, plan: SurveyPlan, progress: Report = None) -> Findings:
     """Measure one model, in evaluation mode; it is afterwards as it was."""
     modes = [(module, module.training) for module in subject.model.modules()]
     try:
@@ -102,7 +107,7 @@ def survey(subject: Subject, plan: Plan, progress: Report = None) -> Findings:
             module.training = training
 
 
-def _survey(subject: Subject, plan: Plan, progress: Report) -> Findings:
+def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
     common: dict[str, Any] = {
         "seed": plan.seed,
         "progress": progress,
@@ -134,6 +139,7 @@ def _survey(subject: Subject, plan: Plan, progress: Report) -> Findings:
         landscape=ask("landscape", landscape, points=plan.points, **few),
         plane=ask("landscape", landscape, dims=2, points=(plan.points + 1) // 2 | 1, **few),
         sharpness=ask("sharpness", sharpness, **few),
+        robustness=ask("robustness", robustness, **few),
         bound=ask("bound", bound, **few),
     )  # fmt: skip
 

@@ -1,84 +1,98 @@
-"""The findings as a table: the same columns on the terminal and on the page."""
+"""The findings as a table: the same figures on the terminal and on the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from seht.measure.bound import BoundResult
 from seht.measure.numbers import aligned, duration, number, with_error
+from seht.measure.robustness import LAYER_BITS
 from seht.measure.survey import Findings
 
-
-@dataclass(frozen=True)
-class Column:
-    """One figure of every model."""
-
-    title: str
-    cell: Callable[[Findings], str]
+Cell = Callable[[Any], str]
 
 
-def columns(found: Sequence[Findings]) -> list[Column]:
-    """Those with something to show."""
+def figures(found: Sequence[Findings]) -> list[tuple[str, list[str]]]:
+    """Title and every model's cell, of all figures that some model has."""
     kind = "tr(G)" if found[0].trace.curvature == "ggn" else "tr(H)"
-    every = [
-        Column(kind, lambda f: with_error(f.trace.estimate, f.trace.stderr)),
-        Column("95 %", _interval),
-        Column("loss", lambda f: number(f.trace.loss)),
-        Column("|w|", lambda f: number(f.trace.weight_norm)),
-        Column("λ max", lambda f: _end(f, 0)),
-        Column("λ min", lambda f: _end(f, 1)),
-        Column("largest stable lr", lambda f: _rate(f)),
-        Column("rise, random", _random),
-        Column("rise, adversarial", _adversarial),
-        Column("samples", lambda f: f"{f.trace.samples:,}"),
-        Column("probes", lambda f: f"{f.trace.probes} {f.trace.method}"),
-        Column("time", lambda f: duration(f.trace.seconds)),
+    robust = [f.robustness for f in found if f.robustness is not None]
+    every: list[tuple[str, str, Cell]] = [
+        (kind, "trace", lambda t: with_error(t.estimate, t.stderr)),
+        ("95 %", "trace", lambda t: _interval(*t.interval())),
+        ("loss", "trace", lambda t: number(t.loss)),
+        ("|w|", "trace", lambda t: number(t.weight_norm)),
+        ("λ max", "eigenvalues", lambda e: _first(e.largest)),
+        ("λ min", "eigenvalues", lambda e: _first(e.smallest)),
+        ("lr limit, 2 / λ max", "stability", lambda s: number(s.largest_rate)),
+        ("rise, random", "sharpness", lambda s: with_error(s.random, s.random_stderr)),
+        ("rise, adversarial", "sharpness", lambda s: number(s.adversarial)),
     ]
-    return [column for column in every if any(column.cell(f) not in ("", "–") for f in found)]
+    for bits in dict.fromkeys(bits for r in robust for bits in r.rounded):
+        every.append((f"rise, {bits} bits", "robustness", _rounded(bits)))
+    for share in dict.fromkeys(share for r in robust for share in r.noise):
+        title = f"rise, {100 * share:.3g} % noise"
+        every.append((title, "robustness", _noise(share)))
+        every.append(("... by the trace", "robustness", _predicted(share)))
+    every += [
+        ("samples", "trace", lambda t: f"{t.samples:,}"),
+        ("probes", "trace", lambda t: f"{t.probes} {t.method}"),
+        ("time", "trace", lambda t: duration(t.seconds)),
+    ]
+    rows = []
+    for title, part, cell in every:
+        parts = [getattr(f, part) for f in found]
+        rows.append((title, ["" if result is None else cell(result) for result in parts]))
+    return [(title, cells) for title, cells in rows if any(c not in ("", "–") for c in cells)]
 
 
-def _interval(found: Findings) -> str:
-    low, high = found.trace.interval()
+def _interval(low: float, high: float) -> str:
     return "–" if low != low else f"{number(low)} to {number(high)}"
 
 
-def _end(found: Findings, end: int) -> str:
-    if found.eigenvalues is None:
-        return ""
-    values = (found.eigenvalues.largest, found.eigenvalues.smallest)[end]
+def _first(values: Sequence[float]) -> str:
     return number(values[0]) if values else "not found"
 
 
-def _rate(found: Findings) -> str:
-    return "" if found.stability is None else number(found.stability.largest_rate)
+def _rounded(bits: int) -> Cell:
+    return lambda found: number(found.rounded[bits])
 
 
-def _random(found: Findings) -> str:
-    s = found.sharpness
-    return "" if s is None else with_error(s.random, s.random_stderr)
+def _noise(share: float) -> Cell:
+    return lambda found: with_error(found.noise[share].rise, found.noise[share].stderr)
 
 
-def _adversarial(found: Findings) -> str:
-    return "" if found.sharpness is None else number(found.sharpness.adversarial)
+def _predicted(share: float) -> Cell:
+    return lambda found: with_error(
+        found.noise[share].predicted, found.noise[share].predicted_stderr
+    )
 
 
 def terminal(found: Sequence[Findings]) -> str:
     """Models as columns, figures as rows; then the layers, and what a reader should know."""
-    rows = [["", *(f.name for f in found)]]
-    rows += [[column.title, *(column.cell(f) for f in found)] for column in columns(found)]
-    lines = aligned(rows)
-    layers = [f.trace.layers for f in found]
-    if any(layers):
-        names = list(dict.fromkeys(name for part in layers for name in part or ()))
-        rows = [["trace by layer", *(f.name for f in found)]]
-        for name in names:
-            cells = [(part or {}).get(name) for part in layers]
-            rows.append(
-                [name, *("" if c is None else with_error(c.estimate, c.stderr) for c in cells)]
-            )
-        lines += ["", *aligned(rows)]
+    models = [f.name for f in found]
+    lines = aligned([["", *models], *([title, *cells] for title, cells in figures(found))])
+    tables: list[tuple[str, list[Mapping[str, Any]], Cell]] = [
+        (
+            "trace by layer",
+            [f.trace.layers or {} for f in found],
+            lambda layer: with_error(layer.estimate, layer.stderr),
+        ),
+        (
+            f"rise, {LAYER_BITS} bits in one layer",
+            [{} if f.robustness is None else f.robustness.layers for f in found],
+            number,
+        ),
+    ]
+    for title, layers, cell in tables:
+        names = list(dict.fromkeys(name for part in layers for name in part))
+        if names:
+            rows = [
+                [name, *(cell(part[name]) if name in part else "" for part in layers)]
+                for name in names
+            ]
+            lines += ["", *aligned([[title, *models], *rows])]
     said = [f"{f.name}: {note}" for f in found for note in notes(f)]
     return "\n".join([*lines, *([""] if said else []), *said])
 
@@ -99,6 +113,13 @@ def notes(found: Findings) -> list[str]:
         said.append("not all eigenvalues were found to the tolerance")
     if found.stability is not None:
         said.append(str(found.stability))
+    if found.robustness is not None:
+        r = found.robustness
+        free = sum(rise <= 0.01 * abs(r.loss) for rise in r.layers.values())
+        said.append(
+            f"{free} of {len(r.layers)} layers take {LAYER_BITS} bits, each alone, for at most 1 % "
+            "of the loss"
+        )
     if found.bound is not None:
         b = found.bound
         said.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seht.lab import paper
 from seht.lab.report.numbers import interval, measured, plain, significant
-from seht.lab.report.rows import Row, Rows
+from seht.lab.report.rows import MethodRow, Rows
 from seht.lab.report.stats import Mean
 from seht.lab.robustness import BITS, NOISE
 
@@ -20,11 +20,11 @@ class Column:
 
     title: str
     """Over two lines in the terminal, where it has a line break."""
-    cell: Callable[[Row], str]
+    cell: Callable[[MethodRow], str]
     group: str = RESULTS
     kind: str = ""
     """``difference``, ``paper`` or a metric's ``last test_top1``: what a page may treat apart."""
-    detail: Callable[[Row], str] = lambda row: ""
+    detail: Callable[[MethodRow], str] = lambda row: ""
     """More about the figure, where there is room."""
     quoted: Callable[[paper.Row], str] = lambda row: ""
     """What it says of a row that only the paper has."""
@@ -95,21 +95,21 @@ def _bought(table: Rows) -> list[Column]:
     return made
 
 
-def count(row: Row) -> str:
+def count(row: MethodRow) -> str:
     """The runs behind the means."""
     return str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}"
 
 
 def _metric(
     epoch: str, key: str, write: Callable[[Mean | None], str] = plain
-) -> Callable[[Row], str]:
+) -> Callable[[MethodRow], str]:
     return lambda row: write(row.metrics.get((epoch, key)))
 
 
-def _end(which: str, bound: str) -> Callable[[Row], str]:
+def _end(which: str, bound: str) -> Callable[[MethodRow], str]:
     """An end of the spectrum, or what bounds it."""
 
-    def text(row: Row) -> str:
+    def text(row: MethodRow) -> str:
         said = measured(getattr(row, which))
         return f"{bound} {said}" if said and which in row.bounds else said
 
@@ -132,7 +132,7 @@ def curvature(verdicts: str | None) -> str:
     return ", ".join(" (".join([CURVATURE.get(word, word), *count]) for word, *count in said)
 
 
-def _equilibria(row: Row) -> str:
+def _equilibria(row: MethodRow) -> str:
     if row.equilibria is None:
         return ""
     yes, known = row.equilibria
@@ -141,19 +141,19 @@ def _equilibria(row: Row) -> str:
     return f"(settled: {yes} of {known})"
 
 
-def _needed(row: Row) -> str:
+def _needed(row: MethodRow) -> str:
     return "" if row.needed is None else f"{row.needed:,}"
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: MethodRow) -> str:
     return "" if row.ratio is None else significant(row.ratio[0])
 
 
-def _total(row: Row) -> str:
+def _total(row: MethodRow) -> str:
     return "" if row.total is None else significant(row.total)
 
 
-def _spread(row: Row) -> str:
+def _spread(row: MethodRow) -> str:
     if row.ratio is None or row.ratio[1] is None or row.ratio[2] is None:
         return ""
     low, high = significant(row.ratio[1]), significant(row.ratio[2])
@@ -173,7 +173,7 @@ def _paper_metrics(table: Rows) -> list[tuple[str, str]]:
     return [(key, titles[key]) for key in table.paper.rows[0].figures]
 
 
-def _theirs(key: str) -> Callable[[Row], str]:
+def _theirs(key: str) -> Callable[[MethodRow], str]:
     say = printed(key)
     return lambda row: "" if row.paper is None else say(row.paper)
 

@@ -6,18 +6,15 @@ that one drawing serves light and dark, and a method can be brought forward with
 
 from __future__ import annotations
 
-import html
-import io
 import math
-import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from seht.lab.report.load import DONE, Run
-from seht.lab.report.rows import Row, Rows
-from seht.measure.page.drawing import SIZE, Panel, coloured, cut_out, style
+from seht.lab.report.load import DONE, RunRecord
+from seht.lab.report.rows import MethodRow, Rows
+from seht.measure.page.drawing import Draw, Panel, colour, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,33 +72,14 @@ def flatness(table: Rows) -> list[Panel]:
     costs = {row.method: row.ratio[0] for row in table.rows if row.ratio is not None}
     totals = {row.method: row.total for row in table.rows if row.total is not None}
     log = all(value > 0 for value in traces.values())
-    if len(traces) > 1:
-        draw = _dots(table, traces, log=log)
-        panels.append(
-            _figure(
-                f"{_bare(metric)} against flatness",
-                draw,
-                table.rows,
-                metric,
-                "trace of the Hessian",
-            )
-        )
-    if len(totals) > 1:
-        draw, searched = _dots(table, totals, log=True), "a training and its search, × baseline"
-        panels.append(
-            _figure(f"{_bare(metric)} against compute", draw, table.rows, metric, searched)
-        )
-    if len(costs) > 1:
-        draw = _dots(table, costs, log=False)
-        panels.append(
-            _figure(
-                f"{_bare(metric)} against cost",
-                draw,
-                table.rows,
-                metric,
-                "cost of a step, × baseline",
-            )
-        )
+    for values, what, x, scale in (
+        (traces, "flatness", "trace of the Hessian", log),
+        (totals, "compute", "a training and its search, × baseline", True),
+        (costs, "cost", "cost of a step, × baseline", False),
+    ):
+        if len(values) > 1:
+            draw, title = _dots(table, values, log=scale), f"{_bare(metric)} against {what}"
+            panels.append(_figure(title, draw, table.rows, metric, x))
     return panels
 
 
@@ -110,7 +88,7 @@ def _bare(name: str) -> str:
     return name.partition(",")[0].capitalize()
 
 
-def curve(runs: Sequence[Run], key: str) -> Curve | None:
+def curve(runs: Sequence[RunRecord], key: str) -> Curve | None:
     """The mean over the runs that are done; ``None`` if they did not record it."""
     columns = [run.curves for run in runs if run.status == DONE and key in run.curves]
     columns = [c for c in columns if any(map(math.isfinite, c[key]))]
@@ -147,11 +125,9 @@ def _unit(found: dict[str, list[Curve | None]]) -> tuple[str, float]:
 
 # --- drawing ----------------------------------------------------------------------------------
 
-Draw = Callable[["Axes"], None]
-
 
 def _lines(
-    rows: Sequence[Row], curves: Sequence[Curve | None], axis: str, key: str, unit: float
+    rows: Sequence[MethodRow], curves: Sequence[Curve | None], axis: str, key: str, unit: float
 ) -> Draw:
     def draw(axes: Axes) -> None:
         for number, found in enumerate(curves):
@@ -162,10 +138,10 @@ def _lines(
             if any(error):
                 low = [a - b for a, b in zip(y, error, strict=True)]
                 high = [a + b for a, b in zip(y, error, strict=True)]
-                band = axes.fill_between(x, low, high, color=_colour(number), alpha=0.14, lw=0)
+                band = axes.fill_between(x, low, high, color=colour(number), alpha=0.14, lw=0)
                 band.set_gid(f"band-{number}")
             marker = "o" if len(x) == 1 else None
-            (line,) = axes.plot(x, y, color=_colour(number), lw=1.6, marker=marker, ms=3.5)
+            (line,) = axes.plot(x, y, color=colour(number), lw=1.6, marker=marker, ms=3.5)
             line.set_gid(f"line-{number}")
             line.set_solid_joinstyle("round")
         values = [v for c in curves if c for v in c.mean if math.isfinite(v)]
@@ -211,7 +187,7 @@ def _dots(table: Rows, x: dict[str, float], *, log: bool) -> Draw:
                 [x[row.method]],
                 [y.value],
                 yerr=[y.error or 0.0],
-                color=_colour(number),
+                color=colour(number),
                 fmt="o",
                 ms=5.5,
                 lw=1.4,
@@ -225,52 +201,6 @@ def _dots(table: Rows, x: dict[str, float], *, log: bool) -> Draw:
     return draw
 
 
-def _figure(title: str, draw: Draw, rows: Sequence[Row], y: str, x: str) -> Panel:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(style(title)):
-        canvas = Figure(figsize=SIZE)
-        axes = canvas.add_axes(FRAME)
-        axes.set_axisbelow(True)
-        draw(axes)
-        axes.set_xlabel(x)
-        _ticks(axes)
-        file = io.StringIO()
-        canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return Panel(title, _inline(file.getvalue(), f"{title}: {y} by {x}", rows))
-
-
-def _ticks(axes: Axes) -> None:
-    """Plain numbers, also on logarithmic axes, and a few of them only."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
-        if scale == "log":
-            low, high = sorted(axis.get_view_interval())
-            decades = math.log10(high / low)
-            subs = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
-            axis.set_major_locator(LogLocator(subs=subs) if decades > 0.5 else MaxNLocator(4))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
-        else:
-            whole = axis is axes.xaxis and axes.get_xlabel() == "epoch"
-            axis.set_major_locator(MaxNLocator(5, integer=whole, steps=[1, 2, 2.5, 5, 10]))
-
-
-def _colour(number: int) -> str:
-    return f"#03{number // 256:02x}{number % 256:02x}"
-
-
-def _inline(svg: str, label: str, rows: Sequence[Row]) -> str:
-    """Each method's lines and bands become a group that the page's style sheet can find."""
-    svg = cut_out(svg, label)
-
-    def group(found: re.Match[str]) -> str:
-        kind, number = found.group(1), int(found.group(2))
-        name = html.escape(rows[number].method)
-        return f'<g class="{kind} {kind}-{number}"><title>{name}</title>'
-
-    svg = re.sub(r'<g id="(line|band)-(\d+)">', group, svg)
-    svg = re.sub(r"#03([0-9a-f]{4})\b", lambda m: f"var(--m{int(m.group(1), 16)})", svg)
-    return coloured(svg)
+def _figure(title: str, draw: Draw, rows: Sequence[MethodRow], y: str, x: str) -> Panel:
+    names, label = [row.method for row in rows], f"{title}: {y} by {x}"
+    return panel(title, draw, x=x, frame=FRAME, label=label, names=names, palette="m")

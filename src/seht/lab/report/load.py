@@ -19,7 +19,7 @@ class ReportError(RunError):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One method with one seed."""
 
     method: str
@@ -44,13 +44,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonRecord:
     """What one ``seht compare`` was asked, and every run it has made so far."""
 
     recipe: Mapping[str, Any]
     methods: list[str]
     seeds: list[int]
-    runs: Mapping[tuple[str, int], Run]
+    runs: Mapping[tuple[str, int], RunRecord]
     costs: Mapping[str, Mapping[str, Any]]
     version: str | None = None
     searches: Mapping[str, int] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class Comparison:
             for run in self.runs.values()
         ) or self.recipe["data"]["name"] in ("wikitext2", "pydocs")
 
-    def of(self, method: str) -> list[Run]:
+    def of(self, method: str) -> list[RunRecord]:
         """The method's runs, one for each seed that was asked for."""
-        return [self.runs.get((method, seed), Run(method, seed)) for seed in self.seeds]
+        return [self.runs.get((method, seed), RunRecord(method, seed)) for seed in self.seeds]
 
 
-def load(directory: str | Path) -> Comparison:
+def load(directory: str | Path) -> ComparisonRecord:
     """Read everything a report needs."""
     top = Path(directory)
     if not top.is_dir():
@@ -121,13 +121,13 @@ def load(directory: str | Path) -> Comparison:
     grid = _json(top / "grid.json") if (top / "grid.json").is_file() else {}
     found = grid.get("runs") or {}
     searches = {name: found[name] for name in methods if isinstance(found.get(name), int)}
-    return Comparison(recipe, methods, seeds, runs, costs, asked.get("version"), searches)
+    return ComparisonRecord(recipe, methods, seeds, runs, costs, asked.get("version"), searches)
 
 
 _AGAIN = "delete it, and `seht compare` makes it again"
 
 
-def _run(folder: Path) -> Run | None:
+def _run(folder: Path) -> RunRecord | None:
     """A run, begun or done; ``None`` for a folder in which nothing has been written yet."""
     if not (folder / "config.json").is_file() and not (folder / "result.json").is_file():
         return None
@@ -141,7 +141,7 @@ def _run(folder: Path) -> Run | None:
         epochs = len(curves.get("epoch", []))
         said = f"{epochs} epoch{'' if epochs == 1 else 's'} done; `seht compare` continues it"
         method, seed = config["method"], config["seed"]
-        return Run(method, seed, UNFINISHED, said, curves=curves, versions=versions)
+        return RunRecord(method, seed, UNFINISHED, said, curves=curves, versions=versions)
     result = _json(file)
     method, seed, status = result.get("method"), result.get("seed"), result.get("status")
     if not isinstance(method, str) or not isinstance(seed, int) or status not in (DONE, FAILED):
@@ -150,7 +150,7 @@ def _run(folder: Path) -> Run | None:
     if status == DONE and not (isinstance(metrics, dict) and isinstance(metrics.get("last"), dict)):
         raise ReportError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
     reason = None if result.get("reason") is None else str(result["reason"])
-    return Run(method, seed, status, reason, result, curves, versions)
+    return RunRecord(method, seed, status, reason, result, curves, versions)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -9,18 +9,11 @@ from seht.lab.report.stats import Difference, Mean
 MINUS = "\u2212"
 
 
-def fixed(value: float, places: int = 2) -> str:
-    """With so many places."""
+def fixed(value: float, places: int = 2, sign: str = "") -> str:
+    """With so many places, and its sign where that is ``"+"``."""
     if not math.isfinite(value):
         return "not finite"
-    return f"{value:,.{places}f}".replace("-", MINUS)
-
-
-def signed(value: float, places: int = 2) -> str:
-    """The same with its sign."""
-    if not math.isfinite(value):
-        return "not finite"
-    return f"{value:+,.{places}f}".replace("-", MINUS)
+    return f"{value:{sign},.{places}f}".replace("-", MINUS)
 
 
 def plain(summary: Mean | None, places: int = 2) -> str:
@@ -61,16 +54,7 @@ def interval(difference: Difference | None, places: int = 2) -> str:
     """``+0.42 [−0.10, +0.94]``."""
     if difference is None:
         return ""
-    text = signed(difference.value, places)
+    text = fixed(difference.value, places, "+")
     if difference.low is None or difference.high is None:
         return text
-    return f"{text} [{signed(difference.low, places)}, {signed(difference.high, places)}]"
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``3.2 min``, ``5.1 h``."""
-    if seconds < 120:
-        return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{text} [{fixed(difference.low, places, '+')}, {fixed(difference.high, places, '+')}]"

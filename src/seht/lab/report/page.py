@@ -10,9 +10,9 @@ from typing import Any
 
 from seht.lab.report import figures, words
 from seht.lab.report.columns import BOUGHT, FLATNESS, RESULTS, Column, columns
-from seht.lab.report.numbers import duration
-from seht.lab.report.rows import Row, Rows
+from seht.lab.report.rows import MethodRow, Rows
 from seht.lab.report.table import is_best
+from seht.measure.numbers import duration
 from seht.measure.page.template import fill
 
 COLOURS = 10
@@ -113,7 +113,7 @@ def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
     return {"columns": shown, "body": body}
 
 
-def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
+def _cell(table: Rows, row: MethodRow, column: Column, reach: float) -> Cell:
     rank = ""
     if is_best(table, row, column.kind):
         rank = "best"
@@ -124,7 +124,7 @@ def _cell(table: Rows, row: Row, column: Column, reach: float) -> Cell:
     return Cell(column.cell(row), kind, rank, column.detail(row), drawn)
 
 
-def drawn_reach(rows: Sequence[Row]) -> float:
+def drawn_reach(rows: Sequence[MethodRow]) -> float:
     """Half the width of the drawn intervals: a method that went astray must not shrink the rest."""
     ends = sorted(
         max(abs(row.difference.low), abs(row.difference.high))
@@ -136,7 +136,7 @@ def drawn_reach(rows: Sequence[Row]) -> float:
     return min(ends[-1], 3 * ends[len(ends) // 2])
 
 
-def drawn_interval(row: Row, reach: float) -> Interval | None:
+def drawn_interval(row: MethodRow, reach: float) -> Interval | None:
     """Where it lies in its cell, of which ``reach`` is half."""
     difference = row.difference
     if difference is None or difference.low is None or difference.high is None or not reach:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from seht.lab import paper
-from seht.lab.report.load import DONE, Comparison, Run
+from seht.lab.methods.parse import read
+from seht.lab.report.load import DONE, ComparisonRecord, RunRecord
 from seht.lab.report.stats import Difference, Mean, mean, paired
 
 
@@ -32,7 +32,7 @@ ENDS = ("largest", "smallest")
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method: every figure a mean over its finished runs, ``None`` where there is none."""
 
     method: str
@@ -86,8 +86,8 @@ class Row:
 class Rows:
     """The table."""
 
-    comparison: Comparison
-    rows: list[Row]
+    comparison: ComparisonRecord
+    rows: list[MethodRow]
     metric: Metric
     epoch: str
     """Whose weights the difference compares: those of the ``last`` epoch or the ``best`` one."""
@@ -100,7 +100,7 @@ class Rows:
     """The size of a difference whose number of seeds is asked for."""
 
     @property
-    def baseline(self) -> Row:
+    def baseline(self) -> MethodRow:
         """The method that the others are compared with."""
         return next(row for row in self.rows if row.method == self.comparison.baseline)
 
@@ -116,7 +116,7 @@ class Rows:
         return [method for _, method in sorted(finite, key=lambda item: item[0], reverse=higher)]
 
 
-def build(comparison: Comparison, power: float | None = None) -> Rows:
+def build(comparison: ComparisonRecord, power: float | None = None) -> Rows:
     """Summarise every method.
 
     Images: the test accuracy after the last epoch, as their schedules end at a learning rate of
@@ -142,7 +142,7 @@ def build(comparison: Comparison, power: float | None = None) -> Rows:
     return Rows(comparison, rows, metric, epoch, shown, quoted, table, power)
 
 
-def _shown(comparison: Comparison, rows: list[Row]) -> list[tuple[str, str, str]]:
+def _shown(comparison: ComparisonRecord, rows: list[MethodRow]) -> list[tuple[str, str, str]]:
     if comparison.text:
         wanted = [
             ("best", "valid_perplexity", "valid\nperplexity"),
@@ -161,13 +161,13 @@ def _shown(comparison: Comparison, rows: list[Row]) -> list[tuple[str, str, str]
 
 
 def _row(
-    comparison: Comparison,
+    comparison: ComparisonRecord,
     method: str,
     metric: Metric,
     epoch: str,
     baseline: Mapping[int, float],
     table: paper.Table | None,
-) -> Row:
+) -> MethodRow:
     runs = comparison.of(method)
     done = [run for run in runs if run.status == DONE]
     values = _values(done, epoch, metric)
@@ -178,9 +178,9 @@ def _row(
             summary = _mean(done, "metrics", which, key)
             if summary is not None:
                 found[which, key] = summary
-    return Row(
+    return MethodRow(
         method=method,
-        parts=[(name, options) for name, options in split(method)],
+        parts=split(method),
         done=len(done),
         asked=len(runs),
         metrics=found,
@@ -201,17 +201,17 @@ def _row(
     )
 
 
-def _values(runs: list[Run], epoch: str, metric: Metric) -> dict[int, float]:
+def _values(runs: list[RunRecord], epoch: str, metric: Metric) -> dict[int, float]:
     found = {run.seed: run.number("metrics", epoch, f"test_{metric.key}") for run in runs}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _mean(runs: list[Run], *path: str) -> Mean | None:
+def _mean(runs: list[RunRecord], *path: str) -> Mean | None:
     values = (run.number(*path) for run in runs)
     return mean(value for value in values if value is not None)
 
 
-def _trace(runs: list[Run]) -> Mean | None:
+def _trace(runs: list[RunRecord]) -> Mean | None:
     """Over seeds, which the error of each estimate is a part of; of a single seed, that error."""
     summary = _mean(runs, "trace", "estimate")
     if summary is not None and summary.n == 1:
@@ -230,7 +230,7 @@ def _ratio(cost: Mapping[str, Any] | None) -> tuple[float, float | None, float |
     return float(cost["ratio"]), low, high
 
 
-def _bound(run: Run, end: str) -> bool:
+def _bound(run: RunRecord, end: str) -> bool:
     """Whether the run has not found this end of the spectrum, to a twentieth of it."""
     found = run.result.get("eigenvalues")
     if not isinstance(found, Mapping) or found.get("converged") is not False:
@@ -239,13 +239,13 @@ def _bound(run: Run, end: str) -> bool:
     return value is None or residual is None or residual > abs(value) / 20
 
 
-def _equilibria(runs: list[Run]) -> tuple[int, int] | None:
+def _equilibria(runs: list[RunRecord]) -> tuple[int, int] | None:
     found = [(run.result.get("stability") or {}) for run in runs]
     known = [s["equilibrium"] for s in found if isinstance(s, Mapping) and "equilibrium" in s]
     return (sum(map(bool, known)), len(known)) if known else None
 
 
-def _stability(runs: list[Run]) -> str | None:
+def _stability(runs: list[RunRecord]) -> str | None:
     """The verdicts of the runs, each once, with how many runs share it where they differ."""
     found = []
     for run in runs:
@@ -264,23 +264,29 @@ def _stability(runs: list[Run]) -> str | None:
 
 # --- a method's text --------------------------------------------------------------------------
 
-_PART = re.compile(r"([^(+]+)(?:\(([^()]*)\))?(?:\+|$)")
-
 
 def split(method: str) -> list[tuple[str, str]]:
     """``"seht-d(prob=0.05)+mixup"``: ``[("seht-d", "prob=0.05"), ("mixup", "")]``."""
-    found = [(name.strip(), options) for name, options in _PART.findall(method)]
-    return found or [(method, "")]
+    return [
+        (name, ",".join(f"{key}={value}" for key, value in options.items()))
+        for name, options in _given(method).items()
+    ]
 
 
 def options_of(method: str, recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The options each part runs with, the recipe's settings under those of the text."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, options in split(method):
-        given = [item.partition("=") for item in options.split(",") if item]
-        text = {key.strip(): _value(value.strip()) for key, _, value in given}
-        found[name] = {**(recipe.get("settings") or {}).get(name, {}), **text}
-    return found
+    settings = recipe.get("settings") or {}
+    return {
+        name: {**settings.get(name, {}), **{key: _value(text) for key, text in options.items()}}
+        for name, options in _given(method).items()
+    }
+
+
+def _given(method: str) -> dict[str, dict[str, str]]:
+    try:
+        return read(method)
+    except ValueError:  # a label: of a changed recipe, or of another version
+        return {method: {}}
 
 
 def _value(text: str) -> Any:

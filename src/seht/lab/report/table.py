@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from seht.lab import paper
 from seht.lab.report import words
 from seht.lab.report.columns import Column, columns
-from seht.lab.report.rows import Row, Rows
+from seht.lab.report.rows import MethodRow, Rows
 from seht.lab.report.stats import Mean
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def is_best(table: Rows, row: Row, kind: str, place: int = 0) -> bool:
+def is_best(table: Rows, row: MethodRow, kind: str, place: int = 0) -> bool:
     """Whether the row is the best (or the second, ``place=1``) of a metric's column."""
     epoch, _, key = kind.partition(" ")
     if (epoch, key) not in row.metrics:
@@ -79,7 +79,7 @@ def comma_separated(table: Rows) -> str:
     return file.getvalue()
 
 
-def _cells(table: Rows, row: Row) -> Iterator[tuple[str, object]]:
+def _cells(table: Rows, row: MethodRow) -> Iterator[tuple[str, object]]:
     yield "method", row.method
     yield "n", row.done
     yield "asked", row.asked
@@ -196,7 +196,7 @@ def _draw(table: Rows, shown: list[Column], widest: int) -> Table:
     return drawn
 
 
-def _folded(row: Row, width: int) -> str:
+def _folded(row: MethodRow, width: int) -> str:
     """The method's text, broken where a reader would."""
     if len(row.method) <= width:
         return row.method

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from seht.lab.report.rows import Row, Rows
+from seht.lab.report.rows import MethodRow, Rows
 from seht.lab.report.stats import LEVEL, holm, paired, seeds_needed
 
 BETTER, WORSE = "better", "worse"
 
 
-def judged(rows: Sequence[Row], higher: bool, power: float | None) -> list[Row]:
+def judged(rows: Sequence[MethodRow], higher: bool, power: float | None) -> list[MethodRow]:
     """The rows with Holm's p, their verdict against the baseline and the seeds they would need."""
     found = {
         row.method: row.difference.p
@@ -34,7 +34,7 @@ def judged(rows: Sequence[Row], higher: bool, power: float | None) -> list[Row]:
     return made
 
 
-def leaders(table: Rows) -> list[Row]:
+def leaders(table: Rows) -> list[MethodRow]:
     """The method with the best mean, first, and those that the data do not tell apart from it.
 
     By paired differences to it and Holm's correction over these; with one seed, all of them.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
-from seht.lab.report.load import DONE, FAILED, Comparison, Run
+from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
 from seht.lab.report.numbers import interval, plain
 from seht.lab.report.rows import Rows
 from seht.lab.report.verdicts import BETTER, WORSE, leaders
@@ -43,6 +43,10 @@ def lead(table: Rows) -> str:
     compared = [row for row in table.rows if row.p is not None]
     if not compared:
         return f"{said}."
+    if len(compared) == 1:
+        (other,) = compared
+        verdict = f"is {other.verdict}" if other.verdict else "is neither better nor worse"
+        return f"{said}. {other.method} {verdict} than {baseline} (paired t-test at 5 %)."
     better, worse = (sum(row.verdict == verdict for row in compared) for verdict in (BETTER, WORSE))
     return (
         f"{said}. Of the {len(compared)} others {_none(better)} {'is' if better == 1 else 'are'} "
@@ -219,14 +223,14 @@ def other_recipe(table: Rows) -> str | None:
     return f"The paper's figures belong to its own recipe; these runs have {said}."
 
 
-def gaps(table: Rows) -> list[tuple[Run, str]]:
+def gaps(table: Rows) -> list[tuple[RunRecord, str]]:
     """Every run that should be in the table and is not, with the reason and what to do."""
     c = table.comparison
     runs = [run for method in c.methods for run in c.of(method) if run.status != DONE]
     return [(run, _gap(run)) for run in runs]
 
 
-def _gap(run: Run) -> str:
+def _gap(run: RunRecord) -> str:
     said = f"{run.status}: {run.reason}" if run.reason else run.status
     return f"{said}; `seht compare --retry` runs it again" if run.status == FAILED else said
 
@@ -234,7 +238,7 @@ def _gap(run: Run) -> str:
 # --- how to do it again -----------------------------------------------------------------------
 
 
-def command(comparison: Comparison) -> str:
+def command(comparison: ComparisonRecord) -> str:
     """The call that makes this comparison."""
     parts = ["seht", "compare", comparison.name, "--methods", ",".join(comparison.methods)]
     seeds = comparison.seeds
@@ -246,7 +250,7 @@ def command(comparison: Comparison) -> str:
     return shlex.join([*parts, "--out", "DIR"])
 
 
-def changes(comparison: Comparison) -> dict[str, Any]:
+def changes(comparison: ComparisonRecord) -> dict[str, Any]:
     """Fields that differ from the recipe of that name, as this version of seht knows it."""
     try:
         from seht.lab.recipes import from_dict, recipe, to_dict

@@ -8,37 +8,27 @@ from pathlib import Path
 
 from seht.extras import need
 from seht.measure.numbers import duration, number, with_error
+from seht.measure.page.figures import COLOURS, groups
 from seht.measure.page.template import fill
 from seht.measure.results import TraceResult
 from seht.measure.stats import student
 from seht.measure.survey import Findings
-from seht.measure.table import columns, notes
-
-COLOURS = 10
-"""Of the style sheet's palette."""
+from seht.measure.table import figures, notes
 
 
 def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str, str]]) -> str:
     """The page's HTML."""
     need("measure", "the page", "jinja2", "matplotlib")
-    from seht.measure.page import figures
-
-    shown = columns(found)
     return fill(
         Path(__file__).parent,
         title="How flat: " + ", ".join(f.name for f in found),
         lead=lead(found),
         facts=_facts(found),
         models=[
-            {
-                "name": f.name,
-                "colour": i % COLOURS,
-                "notes": notes(f),
-            }
-            for i, f in enumerate(found)
+            {"name": f.name, "colour": i % COLOURS, "notes": notes(f)} for i, f in enumerate(found)
         ],
-        rows=[(column.title, [column.cell(f) for f in found]) for column in shown],
-        groups=[(title, hint, panels) for title, hint, panels in figures.groups(found) if panels],
+        rows=figures(found),
+        groups=[(title, hint, panels) for title, hint, panels in groups(found) if panels],
         glossary=_glossary(found),
         command=command,
         versions=versions,
@@ -98,52 +88,60 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _glossary(found: Sequence[Findings]) -> list[tuple[str, str]]:
+    rho = next((f.sharpness.rho for f in found if f.sharpness), 0.0)
     words = [
         (
+            "trace",
             "trace",
             "The sum of the curvatures of the mean loss over all directions in the probed weights. "
             "± is one standard error over random probes for this data; the spread between examples "
             "is not an error of this quantity.",
         ),
         (
+            "trace",
             "|w|",
             "The norm of the probed weights. With normalisation layers a trace can fall just "
             "because the weights grow: compare both.",
         ),
+        (
+            "layers",
+            "layers",
+            "The trace of each tensor's own block; they add up to the trace.",
+        ),
+        (
+            "eigenvalues",
+            "λ max, λ min",
+            "The largest and smallest eigenvalue. Gradient descent is stable along a direction "
+            "only below a learning rate of 2 / λ.",
+        ),
+        (
+            "density",
+            "density",
+            "Which share of the eigenvalues lies where, by stochastic Lanczos quadrature; the "
+            "shade is one standard error over random starts.",
+        ),
+        (
+            "landscape",
+            "landscape",
+            "The loss along random directions; a step of 1 moves each filter by its own norm, "
+            "so that models of different scale can be compared.",
+        ),
+        (
+            "sharpness",
+            "rise, random and adversarial",
+            f"By how much the loss rises when all weights together move by {rho:g}: on "
+            "average over random directions, and in the worst direction an ascent found.",
+        ),
+        (
+            "robustness",
+            "rise at so many bits, under noise",
+            "By how much the loss rises when weights are rounded (to nearest, a scale for each "
+            "output channel), or disturbed by Gaussian noise of a share of each tensor's root mean "
+            "square. By the trace: what a quadratic predicts, right for small noise on smooth "
+            "networks.",
+        ),
     ]
+    measured = {part for f in found for part, result in vars(f).items() if result}
     if any(f.trace.layers for f in found):
-        words.append(("layers", "The trace of each tensor's own block; they add up to the trace."))
-    if any(f.eigenvalues for f in found):
-        words.append(
-            (
-                "λ max, λ min",
-                "The largest and smallest eigenvalue. Gradient descent is stable along a direction "
-                "only below a learning rate of 2 / λ.",
-            )
-        )
-    if any(f.density for f in found):
-        words.append(
-            (
-                "density",
-                "Which share of the eigenvalues lies where, by stochastic Lanczos quadrature; the "
-                "shade is one standard error over random starts.",
-            )
-        )
-    if any(f.landscape for f in found):
-        words.append(
-            (
-                "landscape",
-                "The loss along random directions; a step of 1 moves each filter by its own norm, "
-                "so that models of different scale can be compared.",
-            )
-        )
-    if any(f.sharpness for f in found):
-        rho = next(f.sharpness.rho for f in found if f.sharpness)
-        words.append(
-            (
-                "rise",
-                f"By how much the loss rises when all weights together move by {rho:g}: on "
-                "average over random directions, and in the worst direction an ascent found.",
-            )
-        )
-    return words
+        measured.add("layers")
+    return [(term, text) for part, term, text in words if part in measured]

@@ -33,11 +33,11 @@ class Panel:
 
 
 def colour(number: int) -> str:
-    """The placeholder for a model's colour."""
-    return f"#0300{number % 10:02x}"
+    """The placeholder for the colour of a model or method."""
+    return f"#03{number:04x}"
 
 
-def style(title: str) -> Any:
+def _style(title: str) -> Any:
     """Matplotlib's settings for a drawing in a page (whose keys it types one by one)."""
     return {
         "svg.fonttype": "none",  # text stays text: selectable, and in the page's font
@@ -67,24 +67,38 @@ def panel(
     draw: Draw,
     *,
     x: str = "",
-    y: str = "",
     size: tuple[float, float] = SIZE,
+    frame: tuple[float, float, float, float] | None = None,
+    label: str = "",
+    names: Sequence[str] = (),
+    palette: str = "c",
 ) -> Panel:
-    """Run the drawing and cut it out."""
+    """Run the drawing and cut it out of Matplotlib's file.
+
+    Args:
+        title: of the panel, and the drawing's name for those who cannot see it.
+        draw: draws into the axes.
+        x: what the axis shows.
+        size: in inches.
+        frame: of the axes (left, bottom, width, height), so that panels line up; as it fits if not
+            given.
+        label: a longer name.
+        names: of the groups ``line-0``, ``band-0`` ... that the page's style sheet can find.
+        palette: colour n becomes the page's variable ``--c<n>``.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(style(title)):
-        canvas = Figure(figsize=size, layout="constrained")
-        axes = canvas.subplots()
+    with matplotlib.rc_context(_style(title)):
+        canvas = Figure(figsize=size, layout=None if frame else "constrained")
+        axes = canvas.add_axes(frame) if frame else canvas.subplots()
         axes.set_axisbelow(True)
         draw(axes)
         axes.set_xlabel(x)
-        axes.set_ylabel(y)
         _ticks(axes)
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return Panel(title, _inline(file.getvalue(), title))
+    return Panel(title, _inline(file.getvalue(), label or title, names, palette))
 
 
 def limits(values: Sequence[float], cut: float = 1.0) -> tuple[float, float]:
@@ -101,21 +115,19 @@ def _ticks(axes: Axes) -> None:
 
     for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
         if scale == "log":
-            axis.set_major_locator(LogLocator(numticks=6))
+            low, high = sorted(axis.get_view_interval())
+            decades = math.log10(high / low)
+            subs = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
+            axis.set_major_locator(LogLocator(subs=subs) if decades > 0.5 else MaxNLocator(4))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
-        elif not getattr(axis, "keep_ticks", False) and scale == "linear":
-            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        elif scale == "linear" and not getattr(axis, "keep_ticks", False):
+            whole = axis is axes.xaxis and axes.get_xlabel() == "epoch"
+            axis.set_major_locator(MaxNLocator(5, integer=whole, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _inline(svg: str, label: str) -> str:
-    svg = cut_out(svg, label)
-    svg = re.sub(r"#0300([0-9a-f]{2})\b", lambda m: f"var(--c{int(m.group(1), 16)})", svg)
-    return coloured(svg)
-
-
-def cut_out(svg: str, label: str) -> str:
-    """The drawing alone, out of Matplotlib's file, with a name for those who cannot see it."""
+def _inline(svg: str, label: str, names: Sequence[str], palette: str) -> str:
+    """The drawing alone, in the colours and the font of the page, without names of its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -125,12 +137,16 @@ def cut_out(svg: str, label: str) -> str:
     assert box is not None
     head = f'<svg {box.group()} role="img" aria-label="{html.escape(label)}">'
     svg = re.sub(r"<svg[^>]*>", lambda _: head, svg, count=1)
-    return svg.replace("xlink:href", "href")
+    svg = svg.replace("xlink:href", "href")
 
+    def group(found: re.Match[str]) -> str:
+        kind, number = found.group(1), int(found.group(2))
+        name = html.escape(names[number])
+        return f'<g class="{kind} {kind}-{number}"><title>{name}</title>'
 
-def coloured(svg: str) -> str:
-    """The same in the colours and the font of the page, without names of its own."""
+    svg = re.sub(r'<g id="(line|band)-(\d+)">', group, svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names would repeat from figure to figure
+    svg = re.sub(r"#03([0-9a-f]{4})\b", lambda m: f"var(--{palette}{int(m.group(1), 16)})", svg)
     svg = svg.replace(INK, "var(--muted)").replace(GRID, "var(--line)")
     svg = svg.replace(FAINT, "var(--faint)")
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from seht.measure.page.drawing import FAINT, INK, Panel, colour, limits, panel
+from seht.measure.page import drawing
+from seht.measure.page.drawing import FAINT, INK, Panel, limits, panel
+from seht.measure.robustness import LAYER_BITS
 from seht.measure.survey import Findings
 
 if TYPE_CHECKING:
@@ -19,6 +21,15 @@ LAYERS = 40
 """So many bars are readable; with more, the largest are shown."""
 
 
+COLOURS = 10
+"""Of the style sheet's palette."""
+
+
+def colour(number: int) -> str:
+    """A model's; with more of them they come again."""
+    return drawing.colour(number % COLOURS)
+
+
 def groups(found: Sequence[Findings]) -> list[Group]:
     """Sections of the page: heading, hint, panels."""
     return [
@@ -27,7 +38,7 @@ def groups(found: Sequence[Findings]) -> list[Group]:
             "Layers",
             "Each tensor's share of the trace, from the input to the output; lines are one "
             "standard error.",
-            _layers(found),
+            _bars(found, "Trace by layer", [_shares(f) for f in found]),
         ),
         (
             "Spectrum",
@@ -39,6 +50,13 @@ def groups(found: Sequence[Findings]) -> list[Group]:
             "A step of 1 moves each filter by its own norm. The shade is one standard error over "
             "directions; contours are lines of equal loss, the dot is the model.",
             [*_slices(found), *_planes(found)],
+        ),
+        (
+            "Robustness",
+            "The rise of the loss under Gaussian noise of a share of each tensor's root mean "
+            "square, dashed as the trace predicts it; and with one layer alone rounded to "
+            f"{LAYER_BITS} bits: what rises by nothing can be rounded.",
+            [*_noise(found), *_rounded(found)],
         ),
     ]
 
@@ -57,39 +75,71 @@ def _trace(found: Sequence[Findings]) -> list[Panel]:
     return [panel(f"{kind} and its 95 % interval", draw, size=(5.0, height))]
 
 
-def _layers(found: Sequence[Findings]) -> list[Panel]:
-    layered = [(i, f) for i, f in enumerate(found) if f.trace.layers]
-    if not layered:
+def _shares(found: Findings) -> dict[str, tuple[float, float]]:
+    layers = found.trace.layers or {}
+    return {name: (layer.estimate, layer.stderr) for name, layer in layers.items()}
+
+
+def _rounded(found: Sequence[Findings]) -> list[Panel]:
+    rises = [{} if f.robustness is None else f.robustness.layers for f in found]
+    values = [{name: (rise, 0.0) for name, rise in one.items()} for one in rises]
+    return _bars(found, f"Rise with one layer at {LAYER_BITS} bits", values)
+
+
+def _bars(
+    found: Sequence[Findings], title: str, values: Sequence[dict[str, tuple[float, float]]]
+) -> list[Panel]:
+    """A bar and its error for each layer of each model."""
+    layered = [(i, layers) for i, layers in enumerate(values) if layers]
+    names = list(dict.fromkeys(name for _, layers in layered for name in layers))
+    if not names:
         return []
-    names = list(dict.fromkeys(name for _, f in layered for name in f.trace.layers or ()))
-    title = "Trace by layer"
     if len(names) > LAYERS:
 
         def size(name: str) -> float:
-            parts = [(f.trace.layers or {}).get(name) for _, f in layered]
-            return max((abs(p.estimate) for p in parts if p is not None), default=0.0)
+            return max(abs(layers[name][0]) for _, layers in layered if name in layers)
 
         kept = set(sorted(names, key=size)[-LAYERS:])
-        title = f"Trace by layer, the {LAYERS} largest of {len(names)}"
+        title = f"{title}, the {LAYERS} largest of {len(names)}"
         names = [name for name in names if name in kept]
     height = 0.8 / len(layered)
 
     def draw(axes: Axes) -> None:
-        for k, (i, f) in enumerate(layered):
-            layers = f.trace.layers or {}
-            rows = [(row, layers[name]) for row, name in enumerate(names) if name in layers]
-            places = [-row + 0.4 - height * (k + 0.5) for row, _ in rows]
-            values = [layer.estimate for _, layer in rows]
-            errors = [x.stderr if math.isfinite(x.stderr) else 0.0 for _, x in rows]
-            axes.barh(places, values, height=0.9 * height, color=colour(i), lw=0)
+        for k, (i, layers) in enumerate(layered):
+            rows = [(row, *layers[name]) for row, name in enumerate(names) if name in layers]
+            places = [-row + 0.4 - height * (k + 0.5) for row, _, _ in rows]
+            widths = [value for _, value, _ in rows]
+            errors = [error if math.isfinite(error) else 0.0 for _, _, error in rows]
+            axes.barh(places, widths, height=0.9 * height, color=colour(i), lw=0)
             axes.errorbar(
-                values, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.9, capsize=0
+                widths, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.9, capsize=0
             )
         axes.axvline(0, color=FAINT, lw=0.8)
         _names(axes, names)
 
     tall = 0.7 + len(names) * max(0.2, 0.11 * len(layered) + 0.08)
     return [panel(title, draw, size=(5.0, tall))]
+
+
+def _noise(found: Sequence[Findings]) -> list[Panel]:
+    known = [(i, f.robustness.noise) for i, f in enumerate(found) if f.robustness is not None]
+    known = [(i, noise) for i, noise in known if noise]
+    if not known:
+        return []
+
+    def draw(axes: Axes) -> None:
+        for i, noise in known:
+            x, shown = [100 * share for share in noise], list(noise.values())
+            errors = [n.stderr if math.isfinite(n.stderr) else 0.0 for n in shown]
+            predicted = [n.predicted for n in shown]
+            axes.errorbar(x, [n.rise for n in shown], errors, fmt="o-", color=colour(i), ms=5)
+            axes.plot(x, predicted, "--", color=colour(i), lw=1.2)
+        values = [v for _, noise in known for n in noise.values() for v in (n.rise, n.predicted)]
+        if all(v > 0 for v in values):
+            axes.set_yscale("log")
+        axes.set_xscale("log")
+
+    return [panel("Rise under noise", draw, x="noise, % of each tensor's root mean square")]
 
 
 def _ends(found: Sequence[Findings]) -> list[Panel]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import seht
-from seht.lab import cost, report, search
+from seht.lab import cost, refit, report, search
 from seht.lab.config import Recipe
 from seht.lab.data import DataError
 from seht.lab.locks import alone
@@ -63,17 +63,22 @@ class Comparison:
     seeds: tuple[int, ...]
     out: Path
     execution: Execution = USUAL
+    refit: bool = False
+    """Whether what is judged is trained on the validation examples too."""
 
     def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
         """One run of it; those that must not see the test set are kept apart."""
         out = self.out / ("runs" if test else "grid") / entry.slug / f"seed-{seed}"
-        return Trial(entry.recipe, entry.method, seed, out, test, entry.label, self.execution)
+        trial = Trial(entry.recipe, entry.method, seed, out, test, entry.label, self.execution)
+        return refit.again(self, entry, trial) if self.refit and test else trial
 
     def training(self, entry: Entry) -> Training:
         """A row's first run, about to begin, in this process."""
-        how = self.execution
+        how, recipe = self.execution, entry.recipe
+        if self.refit and not refit.tuned(entry):
+            recipe = refit.whole(recipe)
         return Training(
-            entry.recipe, entry.method, self.seeds[0], data_dir=how.data_dir, device=how.device
+            recipe, entry.method, self.seeds[0], data_dir=how.data_dir, device=how.device
         )
 
     def trials(self) -> list[Trial]:
@@ -100,6 +105,7 @@ class Comparison:
                 "recipe": recipe,
                 "methods": [entry.name for entry in self.entries],
                 "seeds": list(self.seeds),
+                **({"refit": True} if self.refit else {}),
                 "version": seht.__version__,
             },
         )
@@ -132,6 +138,9 @@ def compare(
             chosen = search.best(comparison, rows, grid_seeds, scheduler, say)
             comparison = replace(comparison, entries=tuple(chosen))
         comparison.claim()
+        if comparison.refit and (firsts := refit.firsts(comparison)):
+            say(f"tuning {len(firsts)} runs with held-out examples, which are then gone again")
+            run(firsts, scheduler, say)
         run(comparison.trials(), scheduler, say)
         if costs:
             cost.complete(comparison, say)
@@ -146,7 +155,8 @@ def fitting(
     for row in rows:
         try:
             for entry in row:
-                if comparison.trial(entry, comparison.seeds[0]).finished() is None:
+                first = comparison.seeds[0]
+                if comparison.refit or comparison.trial(entry, first).finished() is None:
                     with repeatable(entry.recipe.threads):
                         comparison.training(entry)
         except (MemoryError, RuntimeError):

@@ -137,6 +137,8 @@ class Result:
     where ``converged`` is false."""
     stability: dict[str, Any] | None = None
     """Of gradient flow at the end: ``verdict``, whether it is an ``equilibrium``, or a reason."""
+    paths: dict[str, Any] | None = None
+    """Of tuned weights, by method: what ``seht.WeightPath.state()`` wrote down."""
     wrong_labels: dict[str, float] | None = None
     """Where labels were replaced: the fraction that is wrong, of ``train`` and ``valid``."""
 

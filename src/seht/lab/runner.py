@@ -190,6 +190,7 @@ class _Loop:
         found = flatness(model, batches, self.trial.seed)
         found["train_loss"] = ending.train_loss(training)
         found["wrong_labels"] = training.data.wrong or None
+        found["paths"] = training.method.paths() or None
         if self.trial.test:  # a search looks at the validation split alone
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.trial.seed, training.recipe.spectrum)

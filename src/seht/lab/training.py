@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from seht.lab.config import Recipe
+from seht.lab.held_out import ValidationBatches, held_out_loss
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import detached, make_closure
 from seht.lab.ranks import Ranks, single
@@ -71,10 +72,19 @@ class Training:
         """The model without the other ranks, for what one of them computes alone."""
         if self.ranks.count > 1:
             self.own = type(self.model)(bare, self.fabric.strategy, original_module=bare)
-        self.method.setup(
-            Run(self.recipe, bare, self.data.classes, self.data.steps_per_epoch, seed)
-        )
         plain = optimizers.make(self.recipe.optim, bare.parameters())
+        held_out = ValidationBatches(self.data, self.recipe.batch)
+        self.method.setup(
+            Run(
+                self.recipe,
+                bare,
+                self.data.classes,
+                self.data.steps_per_epoch,
+                seed,
+                optimizer=plain,
+                held_out=(held_out, held_out_loss) if len(held_out) else None,
+            )
+        )
         # Fabric's optimiser, or a tuple of them, says its type; there is one.
         self.optimizer: Any = self.fabric.setup_optimizers(self.method.optimizer(plain))
         self.epoch = 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seht import WeightPath
 from seht.lab.config import Recipe
 from seht.lab.locks import alone, lock_of
 from seht.lab.methods.parse import Spec
@@ -73,6 +74,9 @@ class Trial:
             "seed": self.seed,
             "test": self.test,
         }
+        given = {name: dict(options).get("weight") for name, options in self.method.parts}
+        paths = {n: path.state() for n, path in given.items() if isinstance(path, WeightPath)}
+        found |= {"paths": paths} if paths else {}
         return plain(found | ({"ranks": ranks} if ranks > 1 else {}))
 
     def finished(self) -> Result | None:

@@ -74,6 +74,11 @@ def add_compare(commands: Any) -> None:
         help="candidates that the search may try for a method (default: 7, or the paper's grid)",
     )
     parser.add_argument(
+        "--refit",
+        action="store_true",
+        help="train what was chosen or tuned on validation examples again, with them",
+    )
+    parser.add_argument(
         "--jobs", type=whole(1, 1024), default=1, metavar="N", help="runs at a time (default: 1)"
     )
     parser.add_argument(
@@ -119,6 +124,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
             tuple(range(arguments.first_seed, arguments.first_seed + arguments.seeds)),
             out,
             execution_of(arguments),
+            arguments.refit,
         ),
         grid=grid,
         grid_seeds=arguments.grid_seeds,

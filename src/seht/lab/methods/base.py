@@ -58,6 +58,10 @@ class Run:
     seed: int
     passes: int = 1
     """How often a step computes the objective; :class:`Combined` fills it in."""
+    optimizer: Optimizer | None = None
+    """The recipe's own, before a method changes or wraps it."""
+    held_out: Any = None
+    """The validation split, ``(batches, loss_fn)``; ``None`` where there is none."""
 
     @property
     def steps(self) -> int:
@@ -97,6 +101,8 @@ class Method:
     optimisers would run a closure for nothing. Where it is 2 (SAM), ``optimizer.step(closure)``."""
     chooses: bool = False
     """Whether a run ends with the weights of the epoch that was best on the validation data."""
+    tuned: bool = False
+    """Whether it finds its weight on the validation data."""
     input_gradient: bool = False
     """Whether a term differentiates in ``forward.batch.x``."""
 
@@ -109,6 +115,11 @@ class Method:
             for name, parameter in inspect.signature(cls).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
+
+    @classmethod
+    def settled(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options in force: a recipe's settings, and what the user gave before them."""
+        return {**settings, **given}
 
     def configure(self, recipe: Recipe) -> Recipe:
         """Change the recipe, before anything is built from it."""
@@ -148,6 +159,10 @@ class Method:
 
     def log(self) -> dict[str, float]:
         """Figures of the last step worth a column (trace, penalty)."""
+        return {}
+
+    def paths(self) -> dict[str, Any]:
+        """By methods' names: the way that a tuned weight took, as plain values."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

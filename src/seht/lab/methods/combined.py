@@ -97,6 +97,10 @@ class Combined(Method):
             found.update(figures)
         return found
 
+    def paths(self) -> dict[str, Any]:
+        """Of each that has one."""
+        return {name: path for m in self.methods for name, path in m.paths().items()}
+
     def seek(self, step: int) -> None:
         """Each."""
         for method in self.methods:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seht import WeightPath
 from seht.errors import unknown
 from seht.lab.config import Recipe
 from seht.lab.methods import METHODS
@@ -41,6 +42,17 @@ class Spec:
             safe = f"{safe[:80]}~{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         return safe
 
+    def along(self, paths: Mapping[str, WeightPath]) -> Spec:
+        """The same with the weights of these paths, by the methods' names."""
+        return Spec(
+            tuple(
+                (name, (*((k, v) for k, v in given if k != "weight"), ("weight", paths[name])))
+                if name in paths
+                else (name, given)
+                for name, given in self.parts
+            )
+        )
+
     def fits(self, task: str) -> bool:
         """Whether every part makes sense for ``image`` or ``text``."""
         return all(task in METHODS[name].tasks for name, _ in self.parts)
@@ -56,7 +68,7 @@ class Spec:
                     "out"
                 )
             settings = _checked(name, recipe.settings.get(name, {}))
-            made[name] = _make(name, {**settings, **dict(options)})
+            made[name] = _make(name, METHODS[name].settled(settings, dict(options)))
         return Combined(list(made.values()))
 
     def __str__(self) -> str:

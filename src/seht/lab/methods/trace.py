@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,12 +51,22 @@ class TracePenalty(Method):
 
     def setup(self, run: Run) -> None:
         """With SAM a step calls the penalty twice; both calls count as one step of its schedule."""
+        changes: dict[str, Any] = {}
+        if self.tuned:
+            if run.held_out is None:
+                raise ValueError(
+                    f"{self.name}(weight=tuned) looks at validation examples, and there are none; "
+                    "hold some out with --data.validation"
+                )
+            changes["held_out"] = run.held_out
         self.penalty = self.make(
             run.model,
             params=self.params(run.model),
             total_steps=run.steps,
             seed=run.seed,
             accumulate=run.passes,
+            optimizer=run.optimizer,
+            **changes,
         )
         plain = self.penalty.schedule.plain_steps
         if plain >= run.steps:
@@ -87,6 +97,16 @@ class TracePenalty(Method):
             return {"penalty": 0.0}
         return {"trace": last.trace, "penalty": last.penalty}
 
+    @property
+    def tuned(self) -> bool:  # type: ignore[override]
+        """Whether held-out data find the weight."""
+        return bool(self.penalty_options.get("weight") == "tuned")
+
+    def paths(self) -> dict[str, Any]:
+        """The way that a tuned weight took."""
+        path = self.penalty.path if self.tuned else None
+        return {} if path is None else {self.name: path.state()}
+
     def seek(self, step: int) -> None:
         """The penalty counts its calls."""
         state = self.penalty.state_dict()
@@ -111,18 +131,28 @@ class EstimatorPenalty(TracePenalty):
 
     estimator: ClassVar[type[Any]]
 
-    def __init__(self, *, weight: float = 1e-3, **options: Any) -> None:
+    def __init__(self, *, weight: float | str | None = None, **options: Any) -> None:
+        if weight is None and options.get("share") is None:
+            weight = _WEIGHT
         # The difference engine's own go along only where they were set: autograd refuses them.
         engine = {name: options.pop(name) for name in _ENGINE if name in options}
         options |= {name: value for name, value in engine.items() if value}
         super().__init__(weight=weight, estimator=self.name, **options)
 
     @classmethod
+    def settled(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """A share in place of the recipe's weight, and a weight in place of its share."""
+        for one, other in (("share", "weight"), ("weight", "share")):
+            if one in given:
+                settings = {name: value for name, value in settings.items() if name != other}
+        return {**settings, **given}
+
+    @classmethod
     def options(cls) -> dict[str, Option]:
         """In this order: the weight, the estimator's, the penalty's, the engine's."""
         own = typing.get_type_hints(cls.estimator)
         hints = typing.get_type_hints(HessianTrace.__init__)
-        found = {"weight": Option(hints["weight"], 1e-3)}
+        found = {"weight": Option(float | str | None, _WEIGHT)}
         found |= {f.name: Option(own[f.name], f.default) for f in dataclasses.fields(cls.estimator)}
         for name, parameter in inspect.signature(HessianTrace).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name not in _LABS:
@@ -130,7 +160,8 @@ class EstimatorPenalty(TracePenalty):
         return found | _ENGINE
 
 
-_LABS = ("estimator", "boundary", "total_steps", "accumulate", "seed")
+_WEIGHT = 1e-3
+_LABS = ("estimator", "boundary", "total_steps", "accumulate", "seed", "held_out", "optimizer")
 """Arguments of the penalty that the lab fills in."""
 _ENGINE = {"kappa": Option(float | None, None), "two_sided": Option(bool, False)}
 

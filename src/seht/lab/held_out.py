@@ -1,0 +1,36 @@
+"""The validation split as held-out data for a weight that is tuned on it; never the test set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from seht.lab.data import Data
+from seht.lab.methods.base import Batch
+from seht.lab.methods.loss import cross_entropy, outputs
+
+
+class ValidationBatches:
+    """Batches of the validation split, of the size that is trained on, in their fixed order."""
+
+    def __init__(self, data: Data, size: int) -> None:
+        self._data, self._size = data, size
+        self._count = sum(1 for _ in self)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._data.eval_batches("valid"):
+            if not batch.x.is_floating_point():  # text is cut as it is trained on
+                yield batch
+                continue
+            parts = zip(batch.x.split(self._size), batch.y.split(self._size), strict=True)
+            yield from (replace(batch, x=x, y=y) for x, y in parts)
+
+
+def held_out_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The plain cross-entropy, without a method's terms."""
+    return cross_entropy(outputs(model, batch)[0], batch)

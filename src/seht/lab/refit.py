@@ -1,0 +1,79 @@
+"""``--refit``: what was chosen on the validation split is trained again on all the examples.
+
+Settings found by a grid stay as they are; a tuned weight goes the path again that it took while the
+validation examples were held out. So every row is judged after training on the same examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from seht import WeightPath
+from seht.lab.config import Recipe
+from seht.lab.records import RunError
+from seht.lab.trials import Trial
+
+if TYPE_CHECKING:
+    from seht.lab.compare import Comparison, Entry
+
+FOLDER = "tuned"
+"""Of the trainings that paths are taken from, which do not see the test set."""
+
+
+def whole(recipe: Recipe) -> Recipe:
+    """The recipe with its validation examples among those that it trains on."""
+    data = recipe.data
+    if recipe.task != "image":
+        raise RunError(
+            f"--refit trains on the validation examples too, and {recipe.name} has them in a text "
+            "of their own; leave it out"
+        )
+    if not data.validation:
+        raise RunError(
+            f"--refit needs a validation split, and {recipe.name} has none; hold some training "
+            "examples out with --data.validation"
+        )
+    size = data.size
+    if size is not None and not data.within:
+        size += data.validation
+    return replace(recipe, data=replace(data, size=size, validation=0))
+
+
+def tuned(entry: Entry) -> list[str]:
+    """The parts of a row whose weight is tuned."""
+    built = entry.method.build(entry.recipe)
+    return [part.name for part in built.methods if part.tuned]
+
+
+def first(comparison: Comparison, entry: Entry, seed: int) -> Trial:
+    """The training that a path is taken from."""
+    out = comparison.out / FOLDER / entry.slug / f"seed-{seed}"
+    trial = Trial(entry.recipe, entry.method, seed, out, False, entry.label)
+    return replace(trial, execution=comparison.execution)
+
+
+def firsts(comparison: Comparison) -> list[Trial]:
+    """All of them."""
+    rows = [entry for entry in comparison.entries if tuned(entry)]
+    return [first(comparison, entry, seed) for seed in comparison.seeds for entry in rows]
+
+
+def again(comparison: Comparison, entry: Entry, trial: Trial) -> Trial:
+    """The same run on all examples; a tuned weight's has no path before its first training."""
+    names = tuned(entry)
+    method = entry.method
+    if names:
+        result = first(comparison, entry, trial.seed).finished()
+        if result is None or not result.done:
+            reason = "has not ended" if result is None else f"failed: {result.reason}"
+            raise RunError(
+                f"{entry.name}, seed {trial.seed}: the training with held-out examples {reason}"
+            )
+        method = method.along(_paths(result.paths or {}, names))
+    return replace(trial, recipe=whole(trial.recipe), method=method, label=entry.name)
+
+
+def _paths(found: Mapping[str, object], names: Sequence[str]) -> dict[str, WeightPath]:
+    return {name: WeightPath.of(found[name]) for name in names}  # type: ignore[arg-type]

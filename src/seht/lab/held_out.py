@@ -17,10 +17,9 @@ class ValidationBatches:
 
     def __init__(self, data: Data, size: int) -> None:
         self._data, self._size = data, size
-        self._count = sum(1 for _ in self)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._data.eval_batches("valid"):

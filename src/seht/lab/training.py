@@ -82,7 +82,7 @@ class Training:
                 self.data.steps_per_epoch,
                 seed,
                 optimizer=plain,
-                held_out=(held_out, held_out_loss) if len(held_out) else None,
+                held_out=(held_out, held_out_loss),
             )
         )
         # Fabric's optimiser, or a tuple of them, says its type; there is one.

@@ -61,7 +61,7 @@ class Run:
     optimizer: Optimizer | None = None
     """The recipe's own, before a method changes or wraps it."""
     held_out: Any = None
-    """The validation split, ``(batches, loss_fn)``; ``None`` where there is none."""
+    """The validation split, ``(batches, loss_fn)``; its batches may be none."""
 
     @property
     def steps(self) -> int:

@@ -53,7 +53,7 @@ class TracePenalty(Method):
         """With SAM a step calls the penalty twice; both calls count as one step of its schedule."""
         changes: dict[str, Any] = {}
         if self.tuned:
-            if run.held_out is None:
+            if run.held_out is None or not len(run.held_out[0]):
                 raise ValueError(
                     f"{self.name}(weight=tuned) looks at validation examples, and there are none; "
                     "hold some out with --data.validation"

@@ -15,7 +15,7 @@ from torch import Tensor
 from seht.operators.affinity import each, jointly
 from seht.operators.axes.arithmetic import along_dim, elementwise, within
 from seht.operators.composed import composed
-from seht.operators.operator import Operator, named
+from seht.operators.operator import Operator
 from seht.operators.pieces import LINEAR, RELU, sided
 from seht.operators.rules import write_back
 
@@ -110,34 +110,29 @@ def softsign(input: Tensor) -> Tensor:
 
 
 OPERATORS = (
-    Operator(named("relu relu_"), RELU, elementwise, jointly),
+    Operator("relu relu_", RELU, elementwise, jointly),
     # straight on each piece
+    Operator("""
+        relu6 relu6_ leaky_relu leaky_relu_ hardtanh hardtanh_ threshold _threshold threshold_
+    """, LINEAR, elementwise, jointly),
+    Operator("hardshrink softshrink", LINEAR, elementwise),
+    Operator("hardsigmoid", LINEAR, elementwise, safe=lambda _: _hardsigmoid),
     Operator(
-        named("""
-            relu6 relu6_ leaky_relu leaky_relu_ hardtanh hardtanh_ threshold _threshold threshold_
-        """),
-        LINEAR, elementwise, jointly,
-    ),
-    Operator(named("hardshrink softshrink"), LINEAR, elementwise),
-    Operator(named("hardsigmoid"), LINEAR, elementwise, safe=lambda _: _hardsigmoid),
-    Operator(
-        named("hardsigmoid_"), LINEAR, elementwise,
+        "hardsigmoid_", LINEAR, elementwise,
         safe=lambda _: partial(_hardsigmoid, inplace=True),
     ),
-    Operator(named("rrelu rrelu_"), LINEAR, elementwise, random=True),
+    Operator("rrelu rrelu_", LINEAR, elementwise, random=True),
     # smooth on each side
-    Operator(named("elu elu_"), sided(elu, elu_sides), elementwise),
-    Operator(named("selu selu_"), sided(selu, selu_sides), elementwise),
-    Operator(named("prelu"), sided(prelu), affine=each, safe=lambda _: _safe_prelu),
-    Operator(named("celu"), composed(celu), elementwise),
-    Operator(named("celu_"), composed(partial(celu, inplace=True)), elementwise),
-    Operator(named("hardswish"), composed(hardswish), elementwise),
-    Operator(named("hardswish_"), composed(partial(hardswish, inplace=True)), elementwise),
-    Operator(named("softsign"), composed(softsign), elementwise),
-    Operator(named("softplus"), composed(softplus, bends), elementwise),
+    Operator("elu elu_", sided(elu, elu_sides), elementwise),
+    Operator("selu selu_", sided(selu, selu_sides), elementwise),
+    Operator("prelu", sided(prelu), affine=each, safe=lambda _: _safe_prelu),
+    Operator("celu", composed(celu), elementwise),
+    Operator("celu_", composed(partial(celu, inplace=True)), elementwise),
+    Operator("hardswish", composed(hardswish), elementwise),
+    Operator("hardswish_", composed(partial(hardswish, inplace=True)), elementwise),
+    Operator("softsign", composed(softsign), elementwise),
+    Operator("softplus", composed(softplus, bends), elementwise),
     # smooth everywhere
-    Operator(
-        named("gelu silu mish sigmoid sigmoid_ tanh tanh_ logsigmoid tanhshrink"), axes=elementwise
-    ),
-    Operator(named("softmax log_softmax softmin"), axes=within(along_dim)),
+    Operator("gelu silu mish sigmoid sigmoid_ tanh tanh_ logsigmoid tanhshrink", axes=elementwise),
+    Operator("softmax log_softmax softmin", axes=within(along_dim)),
 )  # fmt: skip

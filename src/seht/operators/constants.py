@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from seht.operators.orders import refuse_wrong
 from seht.operators.rules import KeepGraph, Mode, Recording, Rule, first, kept_or_run
 from seht.tensors.hooks import REGISTER, heard_anyway, unheard
 from seht.tensors.layouts import duplicate
+from seht.tensors.trees import tensors
 
 
 def _constant_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -103,28 +103,16 @@ def _gradient_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tupl
     if graph:
         _whole_graph(mode)
         if mode.witness is not None:
-            _refuse_wrong(*_ends(args, kwargs))
+            # Of a gradient through a fused norm: that of the loss is wrong, in any training.
+            ends = {**dict(zip(("outputs", "inputs"), args, strict=False)), **kwargs}
+            refuse_wrong(
+                list(tensors(ends["outputs"])),
+                list(tensors(ends["inputs"])),
+                2,
+                "write the norm out in elementary operations, for the plain training, too",
+                "is differentiated by the closure and once more by the training, and",
+            )
     return out, None if graph else out
-
-
-def _ends(args: Any, kwargs: Any) -> Iterator[list[Tensor]]:
-    """The outputs and the inputs of ``autograd.grad``."""
-    for place, name in enumerate(("outputs", "inputs")):
-        value = args[place] if place < len(args) else kwargs[name]
-        yield [
-            t for t in ((value,) if isinstance(value, Tensor) else value) if isinstance(t, Tensor)
-        ]
-
-
-def _refuse_wrong(outputs: list[Tensor], inputs: list[Tensor]) -> None:
-    """A gradient of a gradient through a fused norm: that of the loss is wrong, in any training."""
-    refuse_wrong(
-        outputs,
-        inputs,
-        2,
-        "write the norm out in elementary operations, for the plain training, too",
-        "is differentiated by the closure and once more by the training, and",
-    )
 
 
 def _whole_graph(mode: Recording) -> None:
@@ -166,34 +154,28 @@ HOOKED = Rule(_hooked_record, _hooked_replay, taped=False)
 
 _DATA: Any = torch.Tensor.data
 OPERATORS = (
-    Operator(
-        named("""
-            gt ge lt le eq ne __gt__ __ge__ __lt__ __le__ __eq__ __ne__ logical_not logical_and
-            logical_or isnan isinf isfinite long int bool
-        """),
-        CONSTANT, elementwise,
-    ),
-    Operator(
-        named("""
-            greater greater_equal less less_equal not_equal equal allclose isclose isposinf isneginf
-            signbit is_nonzero logical_xor argmax argmin argsort nonzero argwhere count_nonzero
-            nonzero_static isin unique unique_consecutive searchsorted bucketize histc bincount
-            matrix_rank floor_divide all any detach_copy item tolist __bool__ __float__ __int__
-            __index__ short char byte __contains__ numpy __array__ tensor new_tensor
-        """),
-        CONSTANT,
-    ),
-    Operator(named("detach"), ALIAS, additive),
+    Operator("""
+        gt ge lt le eq ne __gt__ __ge__ __lt__ __le__ __eq__ __ne__ logical_not logical_and
+        logical_or isnan isinf isfinite long int bool
+    """, CONSTANT, elementwise),
+    Operator("""
+        greater greater_equal less less_equal not_equal equal allclose isclose isposinf isneginf
+        signbit is_nonzero logical_xor argmax argmin argsort nonzero argwhere count_nonzero
+        nonzero_static isin unique unique_consecutive searchsorted bucketize histc bincount
+        matrix_rank floor_divide all any detach_copy item tolist __bool__ __float__ __int__
+        __index__ short char byte __contains__ numpy __array__ tensor new_tensor
+    """, CONSTANT),
+    Operator("detach", ALIAS, additive),
     Operator((_DATA.__get__,), ALIAS, elementwise),
     Operator((_DATA.__set__,), ASSIGNED),
-    Operator(named("detach_"), DETACHED),
-    Operator(named("to type_as"), CAST, additive, jointly),
-    Operator(named("type"), CAST, additive),
-    Operator(named("_to_copy"), CAST),
+    Operator("detach_", DETACHED),
+    Operator("to type_as", CAST, additive, jointly),
+    Operator("type", CAST, additive),
+    Operator("_to_copy", CAST),
     Operator((torch.autograd.grad,), GRADIENT),
     Operator((torch.Tensor.backward,), BACKWARD),
     Operator(tuple(REGISTER), HOOKED),
 )  # fmt: skip
 
-DETACH = frozenset(named("detach to", _DATA.__get__))
+DETACH = frozenset([*named("detach to"), _DATA.__get__])
 """Functions that only take a tensor out of the graph, or cast it."""

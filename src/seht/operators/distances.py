@@ -119,36 +119,32 @@ def _order(*args: Any, **kwargs: Any) -> float:
     return p
 
 
-def _by_parts(parts: Callable[..., Tensor]) -> Callable[[Any], Callable[..., Tensor]]:
-    # Of these orders without a double backward. Those of p = 2 have a singular one where two rows
-    # are the same.
-    def safe(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(*args: Any, **kwargs: Any) -> Tensor:
-            return (parts if _order(*args, **kwargs) in (1, math.inf) else native)(*args, **kwargs)
-
-        return call
-
-    return safe
+def _without_fused(parts: Callable[..., Tensor]) -> Callable[[Any], Callable[..., Tensor]]:
+    # No double backward for these orders. That for p = 2 is singular where two rows are the same.
+    return lambda native: (
+        lambda *args, **kwargs: (parts if _order(*args, **kwargs) in (1, math.inf) else native)(
+            *args, **kwargs
+        )
+    )
 
 
 def _kinked(*args: Any, **kwargs: Any) -> bool:
     return not 2 <= _order(*args, **kwargs) < math.inf
 
 
-_STRAIGHT = (1, -1, math.inf, -math.inf)
+def _straight(x: Any, p: Any = None, **_: Any) -> bool:
+    return p in (1, -1, math.inf, -math.inf)
+
 
 OPERATORS = (
-    Operator(named("norm vector_norm", but=(torch.linalg.norm,)), norm("vector")),
+    Operator(named("norm vector_norm", torch.linalg.norm), norm("vector")),
     Operator((torch.linalg.norm,), norm("either")),
     Operator((torch.linalg.matrix_norm,), norm("matrix")),
-    Operator(named("normalize"), opened(F.normalize)),
-    Operator(named("dist"), composed(dist)),
-    Operator(named("pairwise_distance"), composed(pairwise_distance)),
-    Operator(named("cdist"), composed(cdist, _kinked), safe=_by_parts(cdist)),
-    Operator(named("pdist"), composed(pdist, _kinked), safe=_by_parts(pdist)),
-    Operator(named("renorm renorm_"), refused("has kinks")),
-    Operator(
-        named("cond"),
-        refused("with p = 1 or inf has kinks", lambda _, p=None, **__: p in _STRAIGHT),
-    ),
-)
+    Operator("normalize", opened(F.normalize)),
+    Operator("dist", composed(dist)),
+    Operator("pairwise_distance", composed(pairwise_distance)),
+    Operator("cdist", composed(cdist, _kinked), safe=_without_fused(cdist)),
+    Operator("pdist", composed(pdist, _kinked), safe=_without_fused(pdist)),
+    Operator("renorm renorm_", refused("has kinks")),
+    Operator("cond", refused("with p = 1 or inf has kinks", _straight)),
+)  # fmt: skip

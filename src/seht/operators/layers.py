@@ -49,6 +49,9 @@ def _bag_kink(
     return mode == "max" or max_norm is not None
 
 
+_BAG = refused("with mode='max' or max_norm has kinks", _bag_kink)
+
+
 def _by_mathematics(function: Callable[..., Any]) -> Callable[..., Any]:
     # Flash attention has no double backward. The kernel that PyTorch would choose says how its
     # result lies in memory.
@@ -75,24 +78,17 @@ def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 OPERATORS = (
-    Operator(
-        named("""
-            matmul mm bmm __matmul__ addmm baddbmm linear bilinear einsum conv1d conv2d conv3d
-            conv_transpose1d conv_transpose2d conv_transpose3d
-        """),
-        affine=affinity.each,
-    ),
+    Operator("""
+        matmul mm bmm __matmul__ addmm baddbmm linear bilinear einsum conv1d conv2d conv3d
+        conv_transpose1d conv_transpose2d conv_transpose3d
+    """, affine=affinity.each),
     Operator((F.embedding,), PADDED, affine=affinity.rows, by_content=True),
-    Operator(named("embedding", but=(F.embedding,)), affine=affinity.rows, by_content=True),
-    Operator(
-        (F.embedding_bag,),
-        refused("with mode='max' or max_norm has kinks", _bag_kink),
-        by_content=True,
-    ),
-    Operator(named("embedding_bag", but=(F.embedding_bag,)), by_content=True),
-    Operator(named("lstm gru rnn_tanh"), DRAWN, safe=_without_cudnn),
-    Operator(named("rnn_relu"), refused("has kinks"), safe=_without_cudnn),
-    Operator(named("rnn_relu_cell"), refused("has kinks")),
-    Operator(named("scaled_dot_product_attention"), DRAWN, safe=_by_mathematics),
-    Operator(named("multi_head_attention_forward"), DRAWN),
-)
+    Operator(named("embedding", F.embedding), affine=affinity.rows, by_content=True),
+    Operator((F.embedding_bag,), _BAG, by_content=True),
+    Operator(named("embedding_bag", F.embedding_bag), by_content=True),
+    Operator("lstm gru rnn_tanh", DRAWN, safe=_without_cudnn),
+    Operator("rnn_relu", refused("has kinks"), safe=_without_cudnn),
+    Operator("rnn_relu_cell", refused("has kinks")),
+    Operator("scaled_dot_product_attention", DRAWN, safe=_by_mathematics),
+    Operator("multi_head_attention_forward", DRAWN),
+)  # fmt: skip

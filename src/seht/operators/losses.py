@@ -6,7 +6,7 @@ Each is the definition in PyTorch's documentation; the names are those of ``torc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,66 +19,44 @@ from seht.operators.float64_loss import DOUBLE
 from seht.operators.operator import Operator, argument_names, named
 
 
-def _reduce(loss: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
-
-
-def _l1(
-    input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None
-) -> Tensor:
-    """The mean of |x - y|."""
+def _l1(input: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """|x - y|."""
     loss = (input - target).abs()
-    if weight is None:
-        return _reduce(loss, reduction)
-    total = loss * weight
-    if reduction == "mean":
-        return total.sum() / weight.expand_as(loss).sum()
-    return _reduce(total, reduction)
+    return loss if weight is None else loss * weight
 
 
-def _smooth_l1(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def _smooth_l1(input: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
     """d^2 / 2 beta near 0, |d| - beta / 2 beyond beta."""
-    if beta == 0:
-        return _l1(input, target, reduction)
     d = input - target
     size = d.abs()
-    return _reduce(torch.where(size < beta, d * d / (2 * beta), size - beta / 2), reduction)
+    return size if beta == 0 else torch.where(size < beta, d * d / (2 * beta), size - beta / 2)
 
 
 def _huber(
-    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0,
-    weight: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    input: Tensor, target: Tensor, delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
     """d^2 / 2 near 0, delta (|d| - delta / 2) beyond delta."""
     d = input - target
     size = d.abs()
     loss = torch.where(size < delta, d * d / 2, delta * (size - delta / 2))
-    return _reduce(loss if weight is None else loss * weight, reduction)
+    return loss if weight is None else loss * weight
 
 
-def _hinge_embedding(
-    input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean"
-) -> Tensor:
+def _hinge_embedding(input: Tensor, target: Tensor, margin: float = 1.0) -> Tensor:
     """X where the target is 1, max(0, margin - x) where it is -1."""
     # As PyTorch has it: a target that is neither counts as both.
     far = (margin - input).clamp(min=0)
-    loss = torch.where(target == -1, 0.0, input) + torch.where(target == 1, 0.0, far)
-    return _reduce(loss, reduction)
+    return torch.where(target == -1, 0.0, input) + torch.where(target == 1, 0.0, far)
 
 
-def _margin_ranking(
-    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
-) -> Tensor:
+def _margin_ranking(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0) -> Tensor:
     """max(0, -y (x1 - x2) + margin)."""
-    return _reduce((-target * (input1 - input2) + margin).clamp(min=0), reduction)
+    return (-target * (input1 - input2) + margin).clamp(min=0)
 
 
 def _multi_margin(
-    input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
-    reduction: str = "mean",
-) -> Tensor:  # fmt: skip
+    input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
     """The mean over wrong classes of max(0, margin - x_y + x_i)^p."""
     rows = input if input.dim() == 2 else input.reshape(1, -1)
     labels = target.reshape(-1, 1)
@@ -88,10 +66,10 @@ def _multi_margin(
         loss = loss * weight[labels]
     wrong = torch.ones_like(loss).scatter(1, labels, 0.0)
     loss = (loss * wrong).sum(1) / rows.shape[1]
-    return _reduce(loss.squeeze(0) if input.dim() < 2 else loss, reduction)
+    return loss.squeeze(0) if input.dim() < 2 else loss
 
 
-def _multilabel_margin(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def _multilabel_margin(input: Tensor, target: Tensor) -> Tensor:
     """The sum over right classes y and wrong ones i of max(0, 1 - x_y + x_i) / C."""
     rows, labels = torch.atleast_2d(input), torch.atleast_2d(target)
     listed = (labels >= 0).cumprod(1)  # the list of right classes ends before the first -1
@@ -100,34 +78,31 @@ def _multilabel_margin(input: Tensor, target: Tensor, reduction: str = "mean") -
     pairs = (listed.unsqueeze(2) * ~right.unsqueeze(1)).to(rows.dtype)
     hinges = (1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1)).clamp(min=0)
     loss = (hinges * pairs).sum((1, 2)) / rows.shape[1]
-    return _reduce(loss.squeeze(0) if input.dim() == 1 else loss, reduction)
+    return loss.squeeze(0) if input.dim() == 1 else loss
 
 
 def _triplet_margin(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2,
-    eps: float = 1e-6, swap: bool = False, reduction: str = "mean",
+    eps: float = 1e-6, swap: bool = False,
 ) -> Tensor:  # fmt: skip
     """max(0, d(a, p) - d(a, n) + margin)."""
     near = F.pairwise_distance(anchor, positive, p, eps)
     far = F.pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
-    return _reduce((near - far + margin).clamp(min=0), reduction)
+    return (near - far + margin).clamp(min=0)
 
 
-def _cosine_embedding(
-    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
-) -> Tensor:
+def _cosine_embedding(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0) -> Tensor:
     """1 - cos where the target is 1, max(0, cos - margin) where it is -1."""
     cos = F.cosine_similarity(input1, input2, dim=-1)
     far = torch.where(target == -1, (cos - margin).clamp(min=0), 0.0)
-    return _reduce(torch.where(target == 1, 1 - cos, far), reduction)
+    return torch.where(target == 1, 1 - cos, far)
 
 
 def _gaussian_nll(
-    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6,
-    reduction: str = "mean",
-) -> Tensor:  # fmt: skip
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6
+) -> Tensor:
     """(log v + (x - y)^2 / v) / 2 with v = max(var, eps)."""
     variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
     if (variance < 0).any():
@@ -137,21 +112,28 @@ def _gaussian_nll(
     # PyTorch clamps behind autograd's back: the derivative is that of var on both sides of eps.
     variance = variance + (variance.clamp(min=eps) - variance).detach()
     loss = (variance.log() + (input - target) ** 2 / variance) / 2
-    return _reduce(loss + math.log(2 * math.pi) / 2 if full else loss, reduction)
+    return loss + math.log(2 * math.pi) / 2 if full else loss
 
 
 def _called_as(function: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The loss with the arguments of PyTorch's function, the old words for reduction included."""
+    """The loss of each entry with the arguments of PyTorch's function, reduced as they say."""
     names = argument_names(function)
+    average_of_weights = function is F.l1_loss
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         given = dict(zip(names, args, strict=False)) | kwargs
+        reduction = given.pop("reduction", "mean")
         average, reduce = given.pop("size_average", None), given.pop("reduce", None)
         if reduce is False:
-            given["reduction"] = "none"
-        elif average is not None or reduce is not None:
-            given["reduction"] = "sum" if average is False else "mean"
-        return loss(**given)
+            reduction = "none"
+        elif average is not None or reduce is not None:  # the old words for it
+            reduction = "sum" if average is False else "mean"
+        entries = loss(**given)
+        if reduction != "mean":
+            return entries if reduction == "none" else entries.sum()
+        if average_of_weights and given.get("weight") is not None:
+            return entries.sum() / given["weight"].expand_as(entries).sum()
+        return entries.mean()
 
     return call
 
@@ -165,17 +147,13 @@ def _kinked(name: str, loss: Callable[..., Tensor], *, safe: bool = False) -> li
     own = _called_as(function, loss)
     return [
         Operator((function,), composed(own), safe=(lambda _: own) if safe else None),
-        Operator(named(name, but=(function,)), _FUSED),
+        Operator(named(name, function), _FUSED),
     ]
 
 
-def _unchunked() -> Iterator[Operator]:
+def _unchunked(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # With options it computes its gradient beforehand, as numbers without a graph.
-    def whole(*args: Any, options: Any = None, **kwargs: Any) -> Tensor:
-        return F.linear_cross_entropy(*args, **kwargs)
-
-    if hasattr(F, "linear_cross_entropy"):  # of torch 2.13
-        yield Operator((F.linear_cross_entropy,), safe=lambda _: whole)
+    return lambda *args, options=None, **kwargs: function(*args, **kwargs)
 
 
 OPERATORS = (
@@ -186,14 +164,14 @@ OPERATORS = (
     *_kinked("margin_ranking_loss", _margin_ranking),
     *_kinked("triplet_margin_loss", _triplet_margin),
     *_kinked("cosine_embedding_loss", _cosine_embedding),
+    *_kinked("gaussian_nll_loss", _gaussian_nll),
     # the fused ones have no double backward
     *_kinked("multi_margin_loss", _multi_margin, safe=True),
     *_kinked("multilabel_margin_loss", _multilabel_margin, safe=True),
-    Operator(named("gaussian_nll_loss"), composed(_gaussian_nll)),
     Operator((F.triplet_margin_with_distance_loss,), opened(F.triplet_margin_with_distance_loss)),
     Operator((F.cross_entropy,), axes=classes, sharp=DOUBLE),
     Operator((F.binary_cross_entropy_with_logits,), axes=entries, sharp=DOUBLE),
     Operator((F.nll_loss,), axes=chosen),
     Operator((F.mse_loss, F.binary_cross_entropy, F.kl_div, F.poisson_nll_loss), axes=entries),
-    *_unchunked(),
-)
+    Operator("linear_cross_entropy", safe=_unchunked),  # of torch 2.13
+)  # fmt: skip

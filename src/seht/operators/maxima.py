@@ -109,10 +109,10 @@ def _pools(n: int) -> Iterator[Operator]:
 
 
 OPERATORS = (
-    Operator(named("max min median nanmedian"), indexed(1, default=None)),
-    Operator(named("sort mode cummax cummin"), indexed(1)),
-    Operator(named("topk kthvalue"), indexed(2)),
-    Operator(named("amax amin"), REDUCED),
+    Operator("max min median nanmedian", indexed(1, default=None)),
+    Operator("sort mode cummax cummin", indexed(1)),
+    Operator("topk kthvalue", indexed(2)),
+    Operator("amax amin", REDUCED),
     *(pool for n in (1, 2, 3) for pool in _pools(n)),
-    Operator(named("aminmax msort quantile nanquantile"), refused("has kinks")),
-)
+    Operator("aminmax msort quantile nanquantile", refused("has kinks")),
+)  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seht.operators.affinity import stored_statistics
 from seht.operators.axes.arithmetic import all_but_first, batch_normed, trailing, within
-from seht.operators.operator import Operator, argument_names, named
+from seht.operators.operator import Operator, argument_names
 from seht.tensors.layouts import laid_out, layout_of
 
 Formula = Callable[..., Tensor]
@@ -51,15 +51,10 @@ def _channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _batch(
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    training: bool = False,
-    eps: float = 1e-5,
-    **_: Any,
-) -> Tensor:
+    input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
+    running_mean: Tensor | None = None, running_var: Tensor | None = None, training: bool = False,
+    eps: float = 1e-5, **_: Any,
+) -> Tensor:  # fmt: skip
     """Over the batch; with the running statistics where it does not train."""
     x, shape = _wide(input), _channels(input)
     if training:
@@ -85,13 +80,9 @@ def _legit(input: Tensor, running_mean: Any = None, **given: Any) -> Tensor:
 
 
 def _instance(
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    eps: float = 1e-5,
-    **given: Any,
-) -> Tensor:
+    input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
+    use_input_stats: bool = True, eps: float = 1e-5, **given: Any,
+) -> Tensor:  # fmt: skip
     """Over the positions of each example."""
     if not use_input_stats:
         return _batch(input, weight, bias, eps=eps, **given)
@@ -100,13 +91,9 @@ def _instance(
 
 
 def _layer(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    **_: Any,
-) -> Tensor:
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, **_: Any,
+) -> Tensor:  # fmt: skip
     """Over the last axes."""
     shape = tuple(normalized_shape)
     return _affine(normalise(_wide(input), tuple(range(-len(shape), 0)), eps), weight, bias, shape)
@@ -145,24 +132,18 @@ def _detached(value: Any) -> Any:
 
 
 OPERATORS = (
-    Operator(named("batch_norm"), axes=batch_normed, affine=stored_statistics, safe=_fused(_batch)),
-    Operator(
-        named("""
-            native_batch_norm _batch_norm_impl_index _native_batch_norm_legit_functional
-            cudnn_batch_norm miopen_batch_norm _batch_norm_no_update
-            _native_batch_norm_legit_no_training
-        """),
-        safe=_fused(_batch),
-    ),
-    Operator(named("_native_batch_norm_legit"), safe=_fused(_legit)),
-    Operator(
-        named("_batch_norm_with_update _batch_norm_with_update_functional"),
-        safe=_fused(_training),
-    ),
-    Operator(named("instance_norm"), safe=_fused(_instance)),
-    Operator(named("layer_norm"), axes=within(trailing), safe=_fused(_layer)),
-    Operator(named("native_layer_norm"), safe=_fused(_layer)),
-    Operator(named("rms_norm"), axes=within(trailing)),
-    Operator(named("group_norm"), axes=within(all_but_first)),
-    Operator(named("_weight_norm _weight_norm_interface"), safe=_fused(_weight)),
-)
+    Operator("batch_norm", axes=batch_normed, affine=stored_statistics, safe=_fused(_batch)),
+    Operator("""
+        native_batch_norm _batch_norm_impl_index _native_batch_norm_legit_functional
+        cudnn_batch_norm miopen_batch_norm _batch_norm_no_update
+        _native_batch_norm_legit_no_training
+    """, safe=_fused(_batch)),
+    Operator("_native_batch_norm_legit", safe=_fused(_legit)),
+    Operator("_batch_norm_with_update _batch_norm_with_update_functional", safe=_fused(_training)),
+    Operator("instance_norm", safe=_fused(_instance)),
+    Operator("layer_norm", axes=within(trailing), safe=_fused(_layer)),
+    Operator("native_layer_norm", safe=_fused(_layer)),
+    Operator("rms_norm", axes=within(trailing)),
+    Operator("group_norm", axes=within(all_but_first)),
+    Operator("_weight_norm _weight_norm_interface", safe=_fused(_weight)),
+)  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from seht.operators.rules import Rule
 class Operator:
     """What we know of some functions; what is left out of a row is the harmless case."""
 
-    functions: tuple[Any, ...]
+    of: str | tuple[Any, ...]
+    """Their names, for every function object behind them; or the objects themselves."""
     kink: Rule | None = None
-    """How its decisions are frozen. None: it is twice smooth, and autograd holds nothing of it
-    constant."""
+    """How decisions are frozen. None: it is twice smooth, and autograd holds nothing constant."""
     axes: Follow | None = None
     """Where the examples of a batch go. None: asked by experiment."""
     affine: Affinity | None = None
@@ -45,9 +46,14 @@ class Operator:
     by_content: bool = False
     """Whether where it puts them depends on what an index or a mask holds."""
 
+    @cached_property
+    def functions(self) -> tuple[Any, ...]:
+        """The function objects."""
+        return named(self.of) if isinstance(self.of, str) else self.of
 
-def named(names: str, *more: Any, but: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    """Every function object behind these names: in F, torch, torch._C._nn, Tensor and aten."""
+
+def named(names: str, *but: Any) -> tuple[Any, ...]:
+    """Every function object behind these names, in F, torch, torch._C._nn, Tensor and aten; but."""
     homes = (F, torch, torch._C._nn, torch.Tensor, torch.special, torch.linalg)
     words = names.split()
     found = [getattr(home, n) for n in words for home in homes if callable(getattr(home, n, None))]
@@ -55,7 +61,7 @@ def named(names: str, *more: Any, but: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         # What an exported model is made of.
         if packet is not None:
             found += [packet, *(getattr(packet, overload) for overload in packet.overloads())]
-    return tuple(f for f in dict.fromkeys([*found, *more]) if f not in but)
+    return tuple(f for f in dict.fromkeys(found) if f not in but)
 
 
 def argument_names(function: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from seht.operators.affinity import jointly
 from seht.operators.axes.arithmetic import additive, elementwise
 from seht.operators.composed import opened, refused
 from seht.operators.constants import CONSTANT
-from seht.operators.operator import Operator, named
+from seht.operators.operator import Operator
 from seht.operators.pieces import LINEAR
 from seht.operators.rules import Mode, Rule
 from seht.tensors.layouts import laid_out, layout_of
@@ -43,20 +43,16 @@ DRAWN = Rule(_record, _replay, always=True)
 """Also of constants: the mask of a dropout written by hand is one."""
 
 OPERATORS = (
-    Operator(
-        named("dropout dropout_ dropout1d dropout2d dropout3d feature_dropout"),
-        DRAWN, additive, jointly,
-    ),
-    Operator(named("alpha_dropout feature_alpha_dropout rand_like randn_like"), DRAWN, elementwise),
-    Operator(
-        named("""
-            alpha_dropout_ feature_dropout_ feature_alpha_dropout_ native_dropout randint_like
-            uniform_ normal_ exponential_ geometric_ cauchy_ log_normal_ random_ binomial
-        """),
-        DRAWN,
-    ),
-    Operator(named("bernoulli bernoulli_ normal poisson"), LINEAR, random=True),
-    Operator(named("multinomial"), CONSTANT, random=True),
-    Operator(named("gumbel_softmax"), opened(F.gumbel_softmax)),
-    Operator(named("_standard_gamma _sample_dirichlet"), refused("has kinks")),
+    Operator("""
+        dropout dropout_ dropout1d dropout2d dropout3d feature_dropout
+    """, DRAWN, additive, jointly),
+    Operator("alpha_dropout feature_alpha_dropout rand_like randn_like", DRAWN, elementwise),
+    Operator("""
+        alpha_dropout_ feature_dropout_ feature_alpha_dropout_ native_dropout randint_like uniform_
+        normal_ exponential_ geometric_ cauchy_ log_normal_ random_ binomial
+    """, DRAWN),
+    Operator("bernoulli bernoulli_ normal poisson", LINEAR, random=True),
+    Operator("multinomial", CONSTANT, random=True),
+    Operator("gumbel_softmax", opened(F.gumbel_softmax)),
+    Operator("_standard_gamma _sample_dirichlet", refused("has kinks")),
 )  # fmt: skip

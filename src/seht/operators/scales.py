@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from seht.operators.operator import Operator, named
+from seht.operators.operator import Operator
 from seht.operators.rules import Mode, first, untaped
 
 
@@ -38,4 +38,4 @@ def evened(mode: Mode, func: Any, args: Any, kwargs: Any) -> Tensor:
     return y
 
 
-OPERATORS = (Operator(named("matrix_exp linalg_matrix_exp"), untaped(evened)),)
+OPERATORS = (Operator("matrix_exp linalg_matrix_exp", untaped(evened)),)

@@ -29,20 +29,12 @@ from seht.operators.axes.calls import Follow
 from seht.operators.operator import IN_PLACE, Operator
 from seht.operators.rules import Rule
 
-OPERATORS: tuple[Operator, ...] = (
-    *activations.OPERATORS,
-    *arithmetic.OPERATORS,
-    *constants.OPERATORS,
-    *distances.OPERATORS,
-    *foreach.OPERATORS,
-    *layers.OPERATORS,
-    *losses.OPERATORS,
-    *maxima.OPERATORS,
-    *movement.OPERATORS,
-    *norms.OPERATORS,
-    *random_draws.OPERATORS,
-    *scales.OPERATORS,
+_FAMILIES = (
+    *(activations, arithmetic, constants, distances, foreach, layers, losses, maxima, movement),
+    *(norms, random_draws, scales),
 )
+
+OPERATORS: tuple[Operator, ...] = tuple(row for family in _FAMILIES for row in family.OPERATORS)
 
 
 def _where(chosen: Callable[[Operator], bool]) -> frozenset[Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, Sum, Tag
+from seht.operators.axes.axes import Axis, Sum, Tag, along, divisors
 from seht.operators.axes.calls import Call, couples
 from seht.operators.operator import IN_PLACE
 from seht.probes import generator
@@ -126,12 +126,8 @@ def _mixed(call: Call, given: list[Tensor], mask: Tensor) -> list[Tensor]:
             if not bool(other.any()):
                 other = torch.rand(t.shape, generator=generator(3), device="cpu").to(t) * 0.1
         where = mask[tag.owners(t.shape[tag.dim], call.n)].to(t.device)
-        mixed.append(torch.where(_along(where, tag.dim, t.dim()), other, t))
+        mixed.append(torch.where(along(where, tag.dim, t.dim()), other, t))
     return mixed
-
-
-def _along(vector: Tensor, dim: int, rank: int) -> Tensor:
-    return vector.view([-1 if d == dim else 1 for d in range(rank)])
 
 
 def _differs(a: Tensor, b: Tensor) -> Tensor:
@@ -178,9 +174,9 @@ def _candidates(call: Call, out: Tensor) -> Iterator[Axis]:
             yield sizes[size].at(dim)
         if size == 0 or size % call.n:
             continue
-        times = size // call.n
-        inners = [k for k in range(1, times + 1) if times % k == 0]
-        for inner in sorted(inners, key=lambda k: not any(a.inner == k for a in axes)):
+        for inner in sorted(
+            divisors(size // call.n), key=lambda k: not any(a.inner == k for a in axes)
+        ):
             yield Axis(dim, inner)
 
 

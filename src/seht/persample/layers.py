@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from seht.operators.axes.axes import Axis, Broken
+from seht.operators.axes.axes import Axis, Broken, along
 from seht.operators.composed import opened
 from seht.operators.layers import PADDED
 from seht.operators.operator import named
-from seht.operators.rules import Rule
+from seht.operators.rules import Mode, Recording, Rule
 from seht.persample import recurrent
-from seht.persample.norm_layers import Norm, batch_norm, norm
+from seht.persample.norm_layers import batch_norm, norm
 from seht.persample.products import (
     Convolution,
     Linear,
@@ -39,8 +39,8 @@ from seht.persample.products import (
     plain_product,
     second,
 )
-from seht.persample.uses import Use, live, slot_of
-from seht.persample.weights import Part
+from seht.persample.signs import Signs, Slot
+from seht.persample.uses import Use, shifted, tracker_of, use_of
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -68,72 +68,61 @@ class Product(NamedTuple):
 
 
 def _product(form: Product) -> Rule:
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         y = func(*args, **kwargs)
-        tracker = mode.tracker
+        tracker = tracker_of(mode)
         bound = form.bind(*args, **kwargs)
-        name = func.__name__
         if bound is None or not tracker.weights.meets(tracker, bound.weight, bound.bias):
             tracker.follow(func, args, kwargs, y)
-            return y, None
+            return y, Use()
         rank = bound.x.dim()
         features = (-1,) if form.channel == -1 else tuple(range(1, rank))
         axis = tracker.axis(bound.x, func, features=features)
         if isinstance(bound.op, Convolution) and rank != bound.weight.dim():
             axis = None  # an image without a batch
-        weight = slot_of(mode, bound.weight, axis, name)
-        bias = slot_of(mode, bound.bias, axis, name)
         tracker.tag(y, axis)
-        return y, Use(axis, weight, bias)
+        return y, use_of(mode, func, axis, bound.weight, bound.bias)
 
-    def replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        signs = mode.signs
-        if use is None or signs is None or use.axis is None:
+    def replay(mode: Mode, use: Use, func: Any, args: Any, kwargs: Any) -> Any:
+        signs = use.signs(mode)
+        if signs is None or use.axis is None:
             return func(*args, **kwargs)
-        weight, bias = live(mode, use.weight), live(mode, use.bias)
-        bound = form.bind(*args, **kwargs)
-        assert bound is not None
-        x, axis = bound.x, use.axis
+        weight = signs.live(use.weight)
         if weight is None:
             y = func(*args, **kwargs)
         else:
-            part, factors = weight
-            w = bound.weight.t() if bound.turned else bound.weight
-
-            def whole(part: Part = part) -> Tensor:
-                return signs.shared(part).t() if bound.turned else signs.shared(part)
-
-            block = None if part.path else signs.block(part.name)
-            if block is not None and bound.turned:
-                block = block.t()
-            groups = getattr(bound.op, "groups", 1)
-            times = [groups if form.grouped == d else 1 for d in (form.into, form.out)]
-            into = signs.placed(part, factors, form.into, axis, x, form.channel, times[0])
-            out = signs.placed(part, factors, form.out, axis, x, form.channel, times[1])
-            step = signs.steps[part.name]
-            out = signs.stepped(part.name, id(out), out)
-            signed = second(bound.op, x, block, whole, into, out)
-            if forward_ad._current_level >= 0:  # which knows no function of ours
-                y = plain_product(bound.op, x, w, bound.bias, signed, step)
-            elif signs.frugal and axis.dim == 0:
-                y = frugal_product(bound.op, x, w, bound.bias, signed)
-            else:
-                y = Perturbed.apply(bound.op, x, w, bound.bias, signed, step)
-        if bias is not None:
-            part, factors = bias
-            placed = signs.placed(part, factors, 0, axis, y, form.channel)
-            placed = placed * _shared_line(signs, part, y.dim(), form.channel)
-            y = y + signs.steps[part.name] * placed
-        return y
+            bound = form.bind(*args, **kwargs)
+            assert bound is not None
+            y = _perturbed(form, bound, signs, weight, use.axis)
+        return shifted(signs, use, y, form.channel)
 
     return Rule(record, replay)
 
 
-def _shared_line(signs: Any, part: Part, rank: int, channel: int) -> Tensor:
-    shape = [1] * rank
-    shape[channel % rank] = -1
-    line: Tensor = signs.shared(part).reshape(shape)
-    return line
+def _perturbed(form: Product, bound: Bound, signs: Signs, slot: Slot, axis: Axis) -> Tensor:
+    """The product with each example's own weights."""
+    part, factors = slot
+    op, x = bound.op, bound.x
+    w = bound.weight.t() if bound.turned else bound.weight
+
+    def whole() -> Tensor:
+        return signs.shared(part).t() if bound.turned else signs.shared(part)
+
+    block = None if part.path else signs.block(part.name)
+    if block is not None and bound.turned:
+        block = block.t()
+    groups = getattr(op, "groups", 1)
+    times = [groups if form.grouped == d else 1 for d in (form.into, form.out)]
+    into = signs.placed(part, factors, form.into, axis, x, form.channel, times[0])
+    out = signs.placed(part, factors, form.out, axis, x, form.channel, times[1])
+    step = signs.steps[part.name]
+    signed = second(op, x, block, whole, into, signs.stepped(part.name, id(out), out))
+    if forward_ad._current_level >= 0:  # which knows no function of ours
+        return plain_product(op, x, w, bound.bias, signed, step)
+    if signs.frugal and axis.dim == 0:
+        return frugal_product(op, x, w, bound.bias, signed)
+    y: Tensor = Perturbed.apply(op, x, w, bound.bias, signed, step)
+    return y
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Bound | None:
@@ -183,45 +172,39 @@ def _transposed(
 # --- bilinear -------------------------------------------------------------------------------------
 
 
-def _bilinear_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    y = func(*args, **kwargs)
-    tracker = mode.tracker
-    x1, x2, w, b = _bilinear(*args, **kwargs)
-    if not tracker.weights.meets(tracker, w, b):
-        tracker.follow(func, args, kwargs, y)
-        return y, None
-    axes = [tracker.axis(x, func, features=(-1,)) for x in (x1, x2)]
-    axis = axes[0] if axes[0] == axes[1] else None
-    weight, bias = slot_of(mode, w, axis, "bilinear"), slot_of(mode, b, axis, "bilinear")
-    met = [a for a in axes if a is not None]
-    broken = len(met) == 2 and axis is None
-    tracker.tag(y, Broken("bilinear mixes examples") if broken else met[0] if met else None)
-    return y, Use(axis, weight, bias)
-
-
 def _bilinear(
     input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     return input1, input2, weight, bias
 
 
-def _bilinear_replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _bilinear_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     y = func(*args, **kwargs)
-    signs = mode.signs
-    if use is None or signs is None or use.axis is None:
+    tracker = tracker_of(mode)
+    x1, x2, w, b = _bilinear(*args, **kwargs)
+    if not tracker.weights.meets(tracker, w, b):
+        tracker.follow(func, args, kwargs, y)
+        return y, Use()
+    axes = [tracker.axis(x, func, features=(-1,)) for x in (x1, x2)]
+    axis = axes[0] if axes[0] == axes[1] else None
+    met = [a for a in axes if a is not None]
+    broken = len(met) == 2 and axis is None
+    tracker.tag(y, Broken("bilinear mixes examples") if broken else met[0] if met else None)
+    return y, use_of(mode, func, axis, w, b)
+
+
+def _bilinear_replay(mode: Mode, use: Use, func: Any, args: Any, kwargs: Any) -> Any:
+    y, signs = func(*args, **kwargs), use.signs(mode)
+    if signs is None or use.axis is None:
         return y
     x1, x2, _, _ = _bilinear(*args, **kwargs)
-    weight, bias = live(mode, use.weight), live(mode, use.bias)
+    weight = signs.live(use.weight)
     if weight is not None:
-        part, factors = weight
-        into = signs.placed(part, factors, 1, use.axis, x1, -1)
-        out = signs.placed(part, factors, 0, use.axis, y, -1)
-        y = y + signs.steps[part.name] * (out * F.bilinear(x1 * into, x2, signs.shared(part)))
-    if bias is not None:
-        part, factors = bias
-        placed = signs.placed(part, factors, 0, use.axis, y, -1)
-        y = y + signs.steps[part.name] * (placed * _shared_line(signs, part, y.dim(), -1))
-    return y
+        into = signs.placed(*weight, 1, use.axis, x1, -1)
+        out = signs.placed(*weight, 0, use.axis, y, -1)
+        more = out * F.bilinear(x1 * into, x2, signs.shared(weight.part))
+        y = y + signs.steps[weight.part.name] * more
+    return shifted(signs, use, y, -1)
 
 
 # --- embeddings -----------------------------------------------------------------------------------
@@ -233,64 +216,62 @@ def _table(
     return input, weight, padding_idx
 
 
-def _embedding_record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _embedding_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     y, inner = PADDED.record(mode, func, args, kwargs)
     ids, table, _ = _table(*args, **kwargs)
-    tracker = mode.tracker
+    tracker = tracker_of(mode)
     if tracker.get(table) is not None:  # rows that the examples have made
         tracker.follow(func, args, kwargs, y)
         return y, Use(inner=inner)
     tag = tracker.get(ids)
-    axis = tag if isinstance(tag, Axis) else None
-    slot = slot_of(mode, table, axis, "embedding")
     tracker.tag(y, tag)
-    return y, Use(axis, slot, None, inner)
+    use = use_of(mode, func, tag if isinstance(tag, Axis) else None, table)
+    return y, use._replace(inner=inner)
 
 
-def _embedding_replay(mode: Any, use: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    y = PADDED.replay(mode, use.inner, func, args, kwargs)
-    signs = mode.signs
-    slot = None if signs is None else live(mode, use.weight)
-    if slot is None:
+def _embedding_replay(mode: Mode, use: Use, func: Any, args: Any, kwargs: Any) -> Any:
+    y, signs = PADDED.replay(mode, use.inner, func, args, kwargs), use.signs(mode)
+    slot = None if signs is None else signs.live(use.weight)
+    if signs is None or use.axis is None or slot is None:
         return y
     ids, table, padding = _table(*args, **kwargs)
-    part, factors = slot
-    shared = signs.shared(part)
     owners = use.axis.owners(ids.shape[use.axis.dim], signs.n).to(ids.device)
-    owners = owners.view([-1 if d == use.axis.dim else 1 for d in range(ids.dim())])
-    direction = F.embedding(ids, shared)
-    rows = signs.matrix(part, factors, 0)
+    owners = along(owners, use.axis.dim, ids.dim())
+    direction = F.embedding(ids, signs.shared(slot.part))
+    rows = signs.matrix(*slot, 0)
     if rows is not None:  # one sign for each (example, token), wherever the token stands
         direction = direction * rows[owners, ids].unsqueeze(-1)
-    columns = signs.matrix(part, factors, 1)
+    columns = signs.matrix(*slot, 1)
     if columns is not None:
         direction = direction * columns[owners.expand(ids.shape)]
     if padding is not None:
         direction = direction.masked_fill((ids == padding % len(table)).unsqueeze(-1), 0)
-    return y + signs.steps[part.name] * direction
+    return y + signs.steps[slot.part.name] * direction
+
+
+def _table_of(names: str, rule: Rule) -> dict[Any, Rule]:
+    return dict.fromkeys(named(names), rule)
 
 
 LAYERS: dict[Any, Rule] = {
     F.linear: _product(Product(_linear, into=1, out=0, channel=-1)),
-    **dict.fromkeys(
-        named("matmul mm __matmul__"), _product(Product(_matmul, into=0, out=1, channel=-1))
-    ),
-    **dict.fromkeys(named("addmm"), _product(Product(_addmm, into=0, out=1, channel=-1))),
-    **dict.fromkeys(
-        named("conv1d conv2d conv3d"),
+    **_table_of("matmul mm __matmul__", _product(Product(_matmul, into=0, out=1, channel=-1))),
+    **_table_of("addmm", _product(Product(_addmm, into=0, out=1, channel=-1))),
+    **_table_of(
+        "conv1d conv2d conv3d",
         _product(Product(_convolution, into=1, out=0, channel=1, grouped=1)),
     ),
-    **dict.fromkeys(
-        named("conv_transpose1d conv_transpose2d conv_transpose3d"),
+    **_table_of(
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
         _product(Product(_transposed, into=0, out=1, channel=1, grouped=1)),
     ),
-    **dict.fromkeys(named("bilinear"), Rule(_bilinear_record, _bilinear_replay)),
+    **_table_of("bilinear", Rule(_bilinear_record, _bilinear_replay)),
     F.embedding: Rule(_embedding_record, _embedding_replay),
-    F.layer_norm: norm(Norm(2, 3, channels=False)),
-    F.rms_norm: norm(Norm(2, None, channels=False)),
-    F.group_norm: norm(Norm(2, 3, channels=True)),
+    F.layer_norm: norm(F.layer_norm, -1),
+    F.rms_norm: norm(F.rms_norm, -1),
+    F.group_norm: norm(F.group_norm, 1),
     F.batch_norm: batch_norm(),
-    F.instance_norm: norm(Norm(3, 4, channels=True)),
+    F.instance_norm: norm(F.instance_norm, 1),
     F.multi_head_attention_forward: opened(F.multi_head_attention_forward),
     **recurrent.RULES,
 }

@@ -7,7 +7,7 @@ rule knows the rest; the arithmetic and the random numbers are those of PyTorch'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from seht.operators.axes.axes import Axis, axis_from
 from seht.operators.composed import composed
-from seht.operators.rules import Rule
+from seht.operators.rules import Mode, Rule, untaped
+from seht.persample.tags import Tags
 
 Cell = Callable[[Tensor, Any, Tensor, Tensor | None], Any]
 """(input's part of the gates, state, W_hh, b_hh) -> state."""
@@ -102,57 +103,34 @@ def _network(cell: Cell, *, pair: bool = False) -> Rule:
     batch_first), or packed (data, batch_sizes, hx, flat_weights, bias, ..., both).
     """
 
-    def build(*args: Any) -> Any:
+    def run(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
         packed = isinstance(args[3], (tuple, list))
-        if packed:
-            x, sizes, hidden, flat, biases, layers, dropout, train, both = args
-            steps, first = sizes.tolist(), False
-        else:
-            x, hidden, flat, biases, layers, dropout, train, both, first = args
-            steps = None
-        x = x.transpose(0, 1) if first else x
+        x, sizes, hidden, *rest, first = (*args, False) if packed else (args[0], None, *args[1:])
+        if pair and hidden[0].shape[-1] != hidden[1].shape[-1]:
+            return func(*args, **kwargs)  # projections (proj_size), a fifth weight: PyTorch's own
         hidden = tuple(hidden) if pair else (hidden,)
-        y, finals = _stack(cell, x, steps, hidden, flat, biases, layers, dropout, train, both)
-        return (y.transpose(0, 1) if first else y, *finals)
-
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if _projected(args, pair):
-            return func(*args, **kwargs), None
         if mode.tracker is not None:
-            _tag_hidden(mode.tracker, args, pair)
+            _tag_hidden(cast(Tags, mode.tracker), x, sizes, hidden, 0 if first else 1)
         with mode.inside():
-            return build(*args, **kwargs), None
+            x = x.transpose(0, 1) if first else x
+            steps = None if sizes is None else sizes.tolist()
+            y, finals = _stack(cell, x, steps, hidden, *rest)
+            return (y.transpose(0, 1) if first else y, *finals)
 
-    def replay(mode: Any, decision: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return record(mode, func, args, kwargs)[0]
-
-    return Rule(record, replay, taped=False)
-
-
-def _projected(args: Any, pair: bool) -> bool:
-    """An LSTM with projections (proj_size) has a fifth weight: left to PyTorch."""
-    packed = isinstance(args[3], (tuple, list))
-    hidden = args[2] if packed else args[1]
-    return pair and hidden[0].shape[-1] != hidden[1].shape[-1]
+    return untaped(run)
 
 
-def _tag_hidden(tracker: Any, args: Any, pair: bool) -> None:
+def _tag_hidden(tags: Tags, x: Tensor, sizes: Any, hidden: tuple[Tensor, ...], batch: int) -> None:
     """A first state of zeros belongs to the examples as the input does."""
-    packed = isinstance(args[3], (tuple, list))
-    x, hidden = args[0], args[2] if packed else args[1]
-    axis = tracker.get(x)
-    if not isinstance(axis, Axis):
+    axis = tags.get(x)
+    if not isinstance(axis, Axis) or (sizes is None and axis.dim != batch):
         return
-    if packed:
-        count = int(args[1][0])
-        own = axis_from(1, axis.owners(len(x), tracker.n)[:count], tracker.n)
-    else:
-        if axis.dim != (0 if args[8] else 1):
-            return
-        own = axis.at(1)
-    for state in hidden if pair else (hidden,):
-        if tracker.get(state) is None and not state.requires_grad:
-            tracker.tag(state, own)
+    own = axis.at(1)
+    if sizes is not None:
+        own = axis_from(1, axis.owners(len(x), tags.n)[: int(sizes[0])], tags.n)
+    for state in hidden:
+        if tags.get(state) is None and not state.requires_grad:
+            tags.tag(state, own)
 
 
 def _cell(cell: Cell, *, pair: bool = False) -> Rule:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
-from seht.operators.axes.axes import Axis
+from seht.operators.axes.axes import Axis, along, line, varying_dims
 from seht.persample.weights import Part
 from seht.task import Probe
 
@@ -56,18 +56,19 @@ def factorise(part: Part, weight: Tensor) -> Factors | None:
 
 
 def _line(part: Part, weight: Tensor, dim: int) -> tuple[int, Tensor] | None:
-    ones = [-1 if d == dim else 1 for d in range(weight.dim())]
-    places = torch.arange(weight.shape[dim], device=weight.device).view(ones)
+    places = along(torch.arange(weight.shape[dim], device=weight.device), dim, weight.dim())
     view = part.of(places.expand(weight.shape))
-    varying = [d for d in range(view.dim()) if not bool((view.narrow(d, 0, 1) == view).all())] or [
-        0
-    ]
+    varying = varying_dims(view) or [0]
     if len(varying) > 1 or view.dim() == 0:
         return None
-    for d in range(view.dim()):
-        if d != varying[0]:
-            view = view.narrow(d, 0, 1)
-    return varying[0], view.reshape(-1)
+    return varying[0], line(view, varying[0])
+
+
+class Slot(NamedTuple):
+    """A probed weight in a call."""
+
+    part: Part
+    factors: Factors
 
 
 class Signs:
@@ -173,8 +174,30 @@ class Signs:
             return signs
         return signs[axis.owners(size, self.n).to(signs.device)]
 
-    def whole(self, part: Part, factors: Factors) -> Tensor:
-        """Every example's own direction, (n, *shape): for small weights."""
+    def live(self, slot: Slot | None) -> Slot | None:
+        """The weight, where it has a direction for each example."""
+        return slot if slot is not None and slot.part.name in self.names else None
+
+    def spread(self, slot: Slot, axis: Axis, like: Tensor, channel: int) -> Tensor:
+        """Every example's own direction of a small weight, for ``like``: from ``channel`` on, or,
+        if that is -1, along the last dimensions.
+        """
+        part, size, rank = slot.part, like.shape[axis.dim], like.dim()
+        key = ("spread", part.name, id(part) if part.path else 0, axis, size, rank, channel)
+
+        def make() -> Tensor:
+            whole = self.owned(self._whole(*slot), axis, size)
+            own = whole.shape[1:]
+            shape = [1] * rank
+            shape[axis.dim] = size
+            first = rank - len(own) if channel < 0 else channel
+            shape[first : first + len(own)] = own
+            return whole.reshape(shape)
+
+        return self._cached(key, make)
+
+    def _whole(self, part: Part, factors: Factors) -> Tensor:
+        """Every example's own direction, (n, *shape)."""
         direction = self.shared(part).unsqueeze(0)
         rank = direction.dim() - 1
         for dim in range(min(rank, 2)):

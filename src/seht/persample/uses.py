@@ -1,19 +1,29 @@
-"""What the centre pass notes about a call that uses a probed weight."""
+"""What the centre pass notes about a call that uses probed weights, and what is done with it."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
+
+from torch import Tensor
 
 from seht.operators.axes.axes import Axis
-from seht.persample.signs import Factors, factorise
-from seht.persample.weights import Part
+from seht.operators.rules import Mode
+from seht.persample.signs import Signs, Slot, factorise
+from seht.persample.tracking import Tracker
+from seht.tensors.trees import StandIns
 
 
-class Slot(NamedTuple):
-    """A probed weight in a call."""
+class Perturbed(Mode, Protocol):
+    """The mode of a perturbed pass, as the rules of layers need it (``replay/replayer.py``)."""
 
-    part: Part
-    factors: Factors
+    signs: Signs | None
+    """The probes of the examples, and how far this pass goes along them."""
+    aliases: StandIns
+
+
+def tracker_of(mode: Mode) -> Tracker:
+    """What follows the examples; there is one wherever layers have rules of their own."""
+    return cast(Tracker, mode.tracker)
 
 
 class Use(NamedTuple):
@@ -25,24 +35,36 @@ class Use(NamedTuple):
     inner: Any = None
     """The decision of the operation's own rule, where it has one."""
 
+    def signs(self, mode: Mode) -> Signs | None:
+        """The signs that this pass applies here, if any."""
+        return None if self.axis is None else cast(Perturbed, mode).signs
 
-def slot_of(mode: Any, tensor: Any, axis: Axis | None, name: str) -> Slot | None:
-    """Note the use of a weight; None where it keeps a shared direction."""
-    weights = mode.tracker.weights
+
+def use_of(mode: Mode, func: Any, axis: Axis | None, weight: Any, bias: Any = None) -> Use:
+    """Note what a call does with a weight and a bias, where they are probed."""
+    return Use(axis, *(_slot(mode, func, axis, tensor) for tensor in (weight, bias)))
+
+
+def _slot(mode: Mode, func: Any, axis: Axis | None, tensor: Any) -> Slot | None:
+    """The place of a weight; None where it keeps a shared direction."""
+    weights = tracker_of(mode).weights
     part = weights.part(tensor)
     if part is None:
         return None
     if axis is None:
-        weights.share(part, f"{name} applies it to what is the same for all examples")
+        weights.share(part, f"{func.__name__} applies it to what is the same for all examples")
         return None
     factors = factorise(part, weights[part.name])
     if factors is None:
-        weights.share(part, f"{name} sees it through a view that mixes its dimensions")
+        weights.share(part, f"{func.__name__} sees it through a view that mixes its dimensions")
         return None
     weights.varied.add(part.name)
     return Slot(part, factors)
 
 
-def live(mode: Any, slot: Slot | None) -> Slot | None:
-    """The weight, where it has a direction for each example."""
-    return slot if slot is not None and slot.part.name in mode.signs.names else None
+def shifted(signs: Signs, use: Use, y: Tensor, channel: int) -> Tensor:
+    """The output with each example's own step in the bias, which lies along the ``channel``."""
+    bias = signs.live(use.bias)
+    if bias is None or use.axis is None:
+        return y
+    return y + signs.steps[bias.part.name] * signs.spread(bias, use.axis, y, channel)

@@ -14,7 +14,7 @@ Each is a weaker statement than the one before: what has no tag has any axis, an
 is a sum of one term. A rule may answer with a weaker one, and never with a stronger one.
 
 What is constant to autograd cannot couple the examples, whatever was computed before.
-The rules are in ``axis_table.py``.
+The rules are a column of the table of operators (``operators/table.py``).
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ def axis_from(dim: int, owners: Tensor, n: int) -> Axis:
     """The axis along ``dim`` with these owners, in the short form where there is one."""
     size = len(owners)
     if size and size % n == 0:
-        for inner in _divisors(size // n):
+        for inner in divisors(size // n):
             if torch.equal(owners, _owners(size, n, inner, None)):
                 return Axis(dim, inner)
     return Axis(dim, 1, tuple(owners.tolist()))
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Of a number, in order."""
     return [k for k in range(1, number + 1) if number % k == 0]
 
 
@@ -89,26 +90,37 @@ def first_of(kind: Any, tags: Any) -> Any:
 
 def compressed(owners: Tensor, n: int) -> Axis | Broken:
     """The axis of a tensor that holds the owner of each entry."""
-    varying = []
-    for dim, (size, stride) in enumerate(zip(owners.shape, owners.stride(), strict=True)):
-        if size > 1 and stride != 0 and not bool((owners.narrow(dim, 0, 1) == owners).all()):
-            varying.append(dim)
+    varying = varying_dims(owners)
     if not varying:  # one example alone
-        fit = [d for d, size in enumerate(owners.shape) if size == 1]
-        if not fit:
+        varying = [d for d, size in enumerate(owners.shape) if size == 1][:1]
+        if not varying:
             return Broken("picks out one example")
-        varying = fit[:1]
     if len(varying) > 1:
         return Broken("spreads the examples over several dimensions")
-    line = owners
-    for dim in range(owners.dim()):
-        if dim != varying[0]:
-            line = line.narrow(dim, 0, 1)
-    return axis_from(varying[0], line.reshape(-1), n)
+    return axis_from(varying[0], line(owners, varying[0]), n)
+
+
+def varying_dims(values: Tensor) -> list[int]:
+    """The dimensions along which a tensor changes."""
+    sizes = enumerate(zip(values.shape, values.stride(), strict=True))
+    moving = [d for d, (size, stride) in sizes if size > 1 and stride != 0]
+    return [d for d in moving if not bool((values.narrow(d, 0, 1) == values).all())]
+
+
+def line(values: Tensor, dim: int) -> Tensor:
+    """The entries along one dimension, the first in all others."""
+    for other in range(values.dim()):
+        if other != dim:
+            values = values.narrow(other, 0, 1)
+    return values.reshape(-1)
 
 
 def spread(shape: torch.Size, axis: Axis, n: int) -> Tensor:
     """A tensor of this shape that holds the owner of each entry (a view, no memory)."""
-    ones = [1] * len(shape)
-    ones[axis.dim] = shape[axis.dim]
-    return axis.owners(shape[axis.dim], n).view(ones).expand(shape)
+    owners = axis.owners(shape[axis.dim], n)
+    return along(owners, axis.dim, len(shape)).expand(shape)
+
+
+def along(vector: Tensor, dim: int, rank: int) -> Tensor:
+    """A vector as a tensor of this rank, along one of its dimensions."""
+    return vector.view([-1 if d == dim else 1 for d in range(rank)])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from helpers import every_engine
 from stepping import FORMS, WEIGHT, entropy, mlp
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import seht
 from seht.tensors import process
@@ -87,31 +88,62 @@ def test_everything_is_back(surroundings, engine, form, end):
         assert found.pop("seht_asked") > before["seht_asked"]  # a count
         assert found == {name: before[name] for name in found}
     changed = {name for name in before if any(each[name] != before[name] for each in seen)}
-    assert before.keys() - changed == ({"seht_attention"} if engine == "difference" else set())
+    kernels = {"kernels of attention"} if engine == "difference" else set()
+    assert before.keys() - changed == kernels | {"cuDNN"}
 
 
-def test_the_last_of_two_threads_puts_it_back():
+class Look(TorchDispatchMode):
+    """Whether cuDNN is on, at each operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(torch.backends.cudnn.enabled)
+        return func(*args, **(kwargs or {}))
+
+
+def test_recurrent_layers_go_without_cudnn():
+    model, x = nn.GRU(2, 3).double(), torch.randn(4, 5, 2).double()
+    look = Look()
+
+    def closure():
+        with look:
+            return model(x)[0].square().mean()
+
+    seht.HessianTrace(model, weight=WEIGHT, engine="autograd").backward(closure)
+    assert look.seen == {True, False}
+    assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        (unshortened, torch.get_float32_matmul_precision),
+        (process.math_attention, process.ATTENTION.read),
+        (process.without_cudnn, process.CUDNN.read),
+        (process.own_gradients, process.FABRIC.read),
+    ],
+)
+def test_the_last_of_two_threads_puts_it_back(surroundings, change, read):
     """The second must not take the change for what the user wanted, nor the first end it early."""
-    before = process.PRODUCTS.read()
-    torch.set_float32_matmul_precision("high")
-    inside, leave = threading.Event(), threading.Event()
+    before, inside, leave = read(), threading.Event(), threading.Event()
 
     def second():
-        with unshortened():
+        with change():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=second)
-    try:
-        with unshortened():
-            thread.start()
-            inside.wait(10)
-        assert torch.get_float32_matmul_precision() == "highest"
-        leave.set()
-        thread.join()
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        process.PRODUCTS.write(before)
+    with change():
+        changed = read()
+        thread.start()
+        inside.wait(10)
+    assert read() == changed != before
+    leave.set()
+    thread.join()
+    assert read() == before
 
 
 def test_a_change_that_fails_half_way_is_taken_back():
@@ -134,7 +166,7 @@ def test_nothing_is_changed_elsewhere():
     """What would be a change of the process stands in one file."""
     pattern = re.compile(
         r"ContextVar\(|signal\.signal\(|register_module_\w+_hook|register_optimizer_step|"
-        r"set_float32_matmul|allow_tf32 =|setattr\((torch|sys\.modules)|__code__ ="
+        r"set_float32_matmul|allow_tf32 =|cudnn\.flags|setattr\((torch|sys\.modules)"
     )
     library = [path for path in ROOT.rglob("*.py") if "lab" not in path.relative_to(ROOT).parts]
     found = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht.errors import KinkError
 from seht.operators import affinity
@@ -16,7 +16,7 @@ from seht.operators.operator import Operator, named
 from seht.operators.random_draws import DRAWN
 from seht.operators.rules import Mode, Rule, first
 from seht.tensors.layouts import laid_out, layout_of
-from seht.tensors.process import ATTENTION
+from seht.tensors.process import ATTENTION, without_cudnn
 
 
 def _padded_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -58,8 +58,8 @@ def _by_mathematics(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         query = args[0] if args else kwargs["query"]
         devices = [query.device] if query.is_cuda else []
-        allowed = _cur_sdpa_kernel_backends()
-        allowed = ATTENTION.get() if allowed == [SDPBackend.MATH] else allowed
+        allowed = ATTENTION.read()
+        allowed = ATTENTION.before if allowed == [SDPBackend.MATH] else allowed
         with torch.no_grad(), torch.random.fork_rng(devices), sdpa_kernel(allowed):
             plain = function(*args, **kwargs)
         with sdpa_kernel(SDPBackend.MATH):
@@ -71,7 +71,7 @@ def _by_mathematics(function: Callable[..., Any]) -> Callable[..., Any]:
 def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     # PyTorch's own recurrent kernels are composed of differentiable operations; cuDNN's are not.
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.backends.cudnn.flags(enabled=False):
+        with without_cudnn():
             return function(*args, **kwargs)
 
     return call

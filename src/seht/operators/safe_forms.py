@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from seht.operators.table import SAFE
 from seht.tensors.hooks import REGISTER, heard_anyway, unheard
-from seht.tensors.process import ATTENTION
+from seht.tensors.process import math_attention
 
 
 class SafeOps(TorchFunctionMode):
@@ -52,10 +51,5 @@ def safe_ops(*, deaf: bool = False) -> Iterator[SafeOps]:
     """Everything in the block is differentiable at every order: the mode, and math attention, which
     functions like ``F.multi_head_attention_forward`` call where no mode sees it.
     """
-    allowed = _cur_sdpa_kernel_backends()
-    token = ATTENTION.set(allowed if allowed != [SDPBackend.MATH] else ATTENTION.get(allowed))
-    try:
-        with sdpa_kernel(SDPBackend.MATH), SafeOps(deaf=deaf) as mode:
-            yield mode
-    finally:
-        ATTENTION.reset(token)
+    with math_attention(), SafeOps(deaf=deaf) as mode:
+        yield mode

@@ -3,9 +3,8 @@
 A step must be seen and steered where PyTorch offers no local way. What is changed for all threads
 is declared here as a :class:`Change`, and what a block of code knows of itself as a context
 variable; the modules named beside each of them use it, for as long as is said there.
-Besides, PyTorch's own context managers are used around single passes (``inference_mode``,
-``enable_grad``, ``autocast``, ``sdpa_kernel``, ``cudnn.flags``), and random numbers are rewound by
-``random_state.py``.
+Besides, PyTorch's own context managers for one thread are used around passes (``inference_mode``,
+``enable_grad``, ``autocast``), and random numbers are rewound by ``random_state.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.utils.checkpoint
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, _sdpa_kernel
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
@@ -196,6 +196,31 @@ def unshortened() -> AbstractContextManager[None]:
     return PRODUCTS.on(_set_exact)
 
 
+# --- kernels that have no second derivative -------------------------------------------------------
+
+ATTENTION = Change(_cur_sdpa_kernel_backends, _sdpa_kernel)
+"""Attention is computed by the one kernel that has a second derivative.
+
+:func:`math_attention`, while a closure runs for nested gradients.
+"""
+
+CUDNN = Change(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled)
+"""Recurrent layers are computed by PyTorch's own kernels, not by cuDNN's.
+
+:func:`without_cudnn`, in a call of such a layer for nested gradients.
+"""
+
+
+def math_attention() -> AbstractContextManager[None]:
+    """Attention has a second derivative while the block runs."""
+    return ATTENTION.on(lambda: _sdpa_kernel([SDPBackend.MATH]))
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Nothing is computed by cuDNN while the block runs."""
+    return CUDNN.on(lambda: torch._C._set_cudnn_enabled(False))
+
+
 # --- hooks ----------------------------------------------------------------------------------------
 
 GLOBAL_HOOKS: list[dict[int, Any]] = [
@@ -235,6 +260,8 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "the handler of Ctrl-C": INTERRUPT.read,
     "Fabric's flag": FABRIC.read,
     "float32 products": PRODUCTS.read,
+    "kernels of attention": ATTENTION.read,
+    "cuDNN": CUDNN.read,
     "backward hooks on all modules": BACKWARD_HOOKS.read,
     "calls of all modules": lambda: dict(modules._global_forward_pre_hooks),
     "steps of all optimizers": lambda: dict(optimizers._global_optimizer_pre_hooks),
@@ -262,11 +289,6 @@ BOUNDARY: ContextVar[Any] = ContextVar("seht_boundary", default=None)
 DETOUR: ContextVar[Any] = ContextVar("seht_detour", default=None)
 """The ``Detour`` that a call takes past DDP (``distributed/detour.py``)."""
 
-ATTENTION: ContextVar[Any] = ContextVar("seht_attention", default=None)
-"""The kernels that the user allows, while only the differentiable one is allowed
-(``operators/safe_forms.py``).
-"""
-
 VARIABLES: tuple[ContextVar[Any], ...] = (
-    REPLAYING, ASKED, INSIDE, STRICT, BOUNDARY, DETOUR, ATTENTION,
+    REPLAYING, ASKED, INSIDE, STRICT, BOUNDARY, DETOUR,
 )  # fmt: skip

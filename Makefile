@@ -27,7 +27,7 @@ ROOT     := $(shell test "$$(id -u)" = 0 || echo sudo)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-browser matrix lint format bench clean
+.PHONY: help setup demo test test-all test-browser matrix study lint format bench clean
 
 help: ## print this list
 	@echo "Targets:"
@@ -71,6 +71,9 @@ test-browser: $(SETUP_STAMP) ## the report's page in headless Chromium (installs
 
 matrix: $(SETUP_STAMP) ## run the tests that speak of support, write docs/support.md (minutes)
 	$(PYTEST) -m supports --matrix=docs/support.md
+
+study: $(SETUP_STAMP) ## run a part of the study, TASK=digits-noisy; goes on where it was stopped (hours)
+	$(PY) studies/run.py $(TASK) $(STUDY)
 
 lint: $(SETUP_STAMP) ## ruff and mypy, changing nothing
 	$(PY) -m ruff check .

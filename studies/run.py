@@ -1,0 +1,184 @@
+"""Run tasks of the study and pack their records: studies/run.py TASK ... [--seeds N] [OPTIONS]
+
+Every stage is one ``seht compare``, which skips what is done: after a stop the same command goes
+on. OPTIONS go to it as they are, say ``--jobs 2`` or ``--engine ray --address auto``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plan import FIRST_SEED, SEARCH_SEEDS, TASKS, Stage, Task
+
+from seht.cli import main as seht
+from seht.lab.methods.parse import read
+from seht.lab.records import write
+from seht.lab.report.load import DONE, load
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "results" / "evidence"
+_PLACE = re.compile(r"\{(?:(?P<task>[^{}:]+):)?(?P<key>[^{}=]+)(?:=(?P<option>\w+))?\}")
+_KEPT = ("valid_top1", "valid_loss", "test_top1", "test_loss", "test_ece", "test_perplexity")
+_CURVES = ("train_loss", "valid_loss", "valid_top1")
+
+
+def path_of(name: str, records: Path) -> Path:
+    """A task's record."""
+    return records / f"{name}.json.xz"
+
+
+def read_record(name: str, records: Path = RECORDS) -> dict[str, Any]:
+    """What a task has left."""
+    path = path_of(name, records)
+    if not path.is_file():
+        raise SystemExit(f"there is no {path}: run `make study TASK={name}` first")
+    return json.loads(lzma.decompress(path.read_bytes()))
+
+
+def chosen(record: dict[str, Any]) -> dict[str, str]:
+    """The method of every row, with the settings that its search found."""
+    return {key: m for stage in record["stages"].values() for key, m in stage["rows"].items()}
+
+
+def filled(text: str, own: dict[str, str], records: Path) -> str:
+    """A row with its places filled by what searches have chosen."""
+
+    def one(found: re.Match[str]) -> str:
+        task, key, option = found["task"], found["key"], found["option"]
+        rows = own if task is None else chosen(read_record(task, records))
+        if key not in rows:
+            raise SystemExit(f"{text}: no row {key!r} has been chosen yet in {task or 'this task'}")
+        if option is None:
+            return rows[key]
+        (options,) = read(rows[key]).values()
+        return options[option]
+
+    return _PLACE.sub(one, text)
+
+
+def command_of(task: Task, stage: Stage, methods: list[str], seeds: int) -> list[str]:
+    """The stage as arguments of ``seht``, without its directory."""
+    search = ["--grid", "--grid-seeds", str(SEARCH_SEEDS)] if stage.grid else []
+    return [
+        *("compare", task.recipe, *task.options, "--methods", ",".join(methods)),
+        *("--seeds", str(seeds), "--first-seed", str(FIRST_SEED), *search),
+        *(["--refit"] if stage.refit else []),
+        *([] if stage.cost else ["--no-cost"]),
+    ]
+
+
+def run(
+    name: str, task: Task, seeds: int, more: list[str], runs: Path, records: Path
+) -> dict[str, Any]:
+    """All stages of a task; the record is packed after each of them."""
+    stages: dict[str, Any] = {}
+    for stage in task.stages:
+        own = chosen({"stages": stages})
+        methods = [filled(text, own, records) for text in stage.rows.values()]
+        command = command_of(task, stage, methods, seeds)
+        out = runs / name / stage.name
+        print(f"== {name}, {stage.name}: {len(methods)} rows, {seeds} seeds", flush=True)
+        if code := seht([*command, "--out", str(out), *more]):
+            raise SystemExit(code)
+        stages[stage.name] = packed(task, stage, command, out)
+        record = {"task": name, "machine": machine(), "seeds": seeds, "stages": stages}
+        records.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record, separators=(",", ":"))
+        write(path_of(name, records), lzma.compress(text.encode(), preset=9))
+    return record
+
+
+def packed(task: Task, stage: Stage, command: list[str], out: Path) -> dict[str, Any]:
+    """What a stage has left, small."""
+    found = load(out)
+    rows = dict(zip(stage.rows, found.methods, strict=True))
+    begun = min(path.stat().st_mtime for path in out.glob("runs/*/seed-*/config.json"))
+    grid = out / "grid.json"
+    return {
+        "command": shlex.join(["seht", *command]),
+        "rows": rows,
+        "refit": stage.refit,
+        "classes": 2 if task.recipe.startswith(("cancer", "italy")) else 10,
+        "begun": datetime.fromtimestamp(begun, timezone.utc).isoformat(timespec="seconds"),
+        "versions": next(iter(found.runs.values())).versions,
+        "cost": {key: found.costs[m] for key, m in rows.items() if m in found.costs},
+        "grid": json.loads(grid.read_text()) if grid.is_file() else None,
+        "runs": {
+            key: {
+                str(seed): _run(found.runs[method, seed], task.curves)
+                for seed in found.seeds
+                if (method, seed) in found.runs
+            }
+            for key, method in rows.items()
+        },
+    }
+
+
+def _run(record: Any, curves: bool) -> dict[str, Any]:
+    if record.status != DONE:
+        return {"failed": record.reason}
+    result = record.result
+    kept = {
+        part: {key: _short(values[key]) for key in _KEPT if key in values}
+        for part, values in result["metrics"].items()
+    }
+    kept |= {k: _short(result[k]) for k in ("seconds", "weight_norm", "train_loss")}
+    kept["trace"] = _short((result["trace"] or {}).get("estimate"))
+    if result.get("eigenvalues"):
+        kept |= {"eigenvalues": result["eigenvalues"], "stability": result["stability"]}
+    for state in (result.get("paths") or {}).values():
+        kept["weight"] = _short(state["weights"][-1])
+    if curves:
+        kept["curves"] = {
+            key: [_short(value) for value in record.curves[key]]
+            for key in _CURVES
+            if key in record.curves
+        }
+    return kept
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def machine() -> dict[str, Any]:
+    """What ran it, without names."""
+    cpus = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", cpus.read_text() if cpus.is_file() else "")
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "processor": model[1] if model else platform.machine(),
+        "cores": os.cpu_count(),
+        "commit": commit,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK")
+    parser.add_argument("--seeds", type=int, help="judging seeds (default: the plan's)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "study")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    given, more = parser.parse_known_args(arguments)
+    for name in given.tasks:
+        task = TASKS[name]
+        run(name, task, given.seeds or task.seeds, more, given.runs, given.records)
+
+
+if __name__ == "__main__":
+    main()

@@ -259,8 +259,6 @@ class HessianTrace:
         self._lean_loss = None
         ranks = self._ranks = ranks_of(self.model, self._ranks)
         ranks.settle(self._engine.name, self.estimator, lean=lean, elsewhere=on is not None)
-        if self._strength.weight.looking:
-            ranks.need_whole("share= and weight='tuned', which compare whole gradients,")
         step, call = divmod(self._calls, self.accumulate)
         dose = self._strength.dose(self.model, step, call, closure, held_out)
         task = None
@@ -279,6 +277,7 @@ class HessianTrace:
                 limit=self.limit,
                 most=dose.most,
                 skip=self.on_nonfinite == "skip",
+                apart=bool(dose.look),
             )
         commit = None
         with among:
@@ -290,9 +289,7 @@ class HessianTrace:
                 undo.add(task.random.back())
                 among.penalise()
                 if on is None:
-                    # A look differentiates the trace by itself, which the lean form has not.
-                    form = lean and not dose.look
-                    estimate = self._engine.estimate(task, ranks, lean=form, watch=True)
+                    estimate = self._engine.estimate(task, ranks, lean=lean, watch=True)
                 else:
                     estimate = self._elsewhere(task, closure)
                 total = self._penalise(task, estimate, step, dose)
@@ -457,7 +454,8 @@ class HessianTrace:
         check_count("calls", state["calls"], 0)
         seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
         if "strength" in state:  # a weight that is given has nothing to remember
-            self._strength.load_state(state["strength"], self.model)
+            ranks = ranks_of(self.model, self._ranks)
+            self._strength.load_state(state["strength"], self.model, ranks)
         elif self._strength.weight.kind != "given":
             raise ValueError(
                 "this state belongs to a given weight, and this penalty has a "

@@ -71,6 +71,8 @@ class Task:
     """The largest size of the trace that is charged in full (``strength/calm.py``)."""
     skip: bool = False
     """Leave the penalty out where the estimate is not finite."""
+    apart: bool = False
+    """In the lean form too, loss and trace are wanted with a gradient of their own."""
     random: Any = None
     """Of the caller's (``state.RandomState``): hears of generators that the closure has."""
 

@@ -4,6 +4,7 @@ import itertools
 
 import ddp_more as m
 import ddp_ranks as r
+import ddp_tuned as t
 import ddp_wrappers as w
 from ddp_common import ESTIMATORS, same, train
 from helpers import network
@@ -71,10 +72,17 @@ CHECKS = {
     **each(m.mixed, *itertools.product(FORMS, w.OPTIONS)),
     **each(m.added_up, *itertools.product(FORMS, w.OPTIONS)),
     **each(m.compiled, *itertools.product(FORMS, ("inside", "outside"))),
+    **each(t.share, *((form,) for form in FORMS)),
+    **each(t.tuned, *itertools.product(FORMS, ("wrapper", "inner"))),
+    **each(t.joined),
 }
 GPU = [name for name in CHECKS if name.startswith(("gradient-", "options-"))]
 
 FAST = [
+    "share-lean",
+    "tuned-scalar-wrapper",
+    "tuned-lean-inner",
+    "joined",
     *(name for name in each(gradient, *GRADIENTS) if name.endswith("-hessian-seht-h")),
     "gradient-difference-batchnorm-scalar-ggn-seht-h",
     "gradient-difference-batchnorm-lean-hessian-seht-d",

@@ -18,6 +18,7 @@ import fsdp_gradients  # noqa: F401
 import fsdp_models  # noqa: F401
 import fsdp_refusals  # noqa: F401
 import fsdp_trajectory  # noqa: F401
+import fsdp_tuned  # noqa: F401
 import torch
 import torch.distributed as dist
 from fsdp_problems import CHECKS, DEVICE

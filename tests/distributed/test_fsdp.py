@@ -47,7 +47,7 @@ def test_fsdp(tmp_path):
     checks = ["trajectory:relu-transformer:float64:True", "trajectory:relu:float32:False"]
     checks += ["trajectory:relu:float64:True:d", "trajectory:smooth:float64:True:ggn"]
     checks += ["forms", "policies", "accumulation", "nonfinite", "failures:hessian:True", "seeds"]
-    checks += ["hooks"]
+    checks += ["hooks", "tuned:relu:hessian:sgd", "tuned:relu:ggn:adamw", "measured:ggn"]
     run(tmp_path, checks)
 
 
@@ -64,6 +64,12 @@ def test_every_option(tmp_path):
     words = ["probes", "gaussian", "limit", "skip", "every", "all", "ggn:probes", "ggn:limit"]
     words += ["ggn:skip", "d:probes:skip:limit"]
     run(tmp_path, [f"trajectory:relu:float64:True:{word}" for word in words])
+
+
+@pytest.mark.slow
+def test_every_tuned_weight(tmp_path):
+    parts = product(("smooth", "relu-transformer"), ("hessian", "ggn"), ("sgd", "adamw"))
+    run(tmp_path, [*(f"tuned:{':'.join(part)}" for part in parts), "measured:hessian"])
 
 
 @pytest.mark.slow

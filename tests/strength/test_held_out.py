@@ -242,3 +242,29 @@ def test_other_words_for_a_weight_are_refused():
 def test_bad_tunings(options):
     with pytest.raises(ValueError):
         seht.Tuning(**options)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize("probes", [1, 2])
+def test_the_lean_form_finds_the_same_weight(curvature, probes):
+    """It keeps the gradients of loss and trace apart, where the other has their graph."""
+    found = []
+    for form in ("scalar", "lean"):
+        model = network(0.0).double()
+        penalty = seht.HessianTrace(
+            model, weight="tuned", curvature=curvature, total_steps=20, seed=4, probes=probes
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        closure = lambda: F.cross_entropy(model(X.double()), Y)
+        more = {"held_out": lambda: F.cross_entropy(model(XV.double()), YV)}
+        for _ in range(20):
+            optimizer.zero_grad()
+            if form == "scalar":
+                penalty(closure, **more).backward()
+            else:
+                penalty.backward(closure, **more)
+            optimizer.step()
+        found.append((penalty.path, copy.deepcopy(model.state_dict())))
+    assert found[0][0].weights == pytest.approx(found[1][0].weights, rel=1e-4)
+    for name, a in found[0][1].items():
+        torch.testing.assert_close(a, found[1][1][name], rtol=1e-4, atol=1e-6)

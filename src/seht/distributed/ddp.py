@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,19 @@ class DDPRanks(Ranks):
         total = values.detach().to(known[0].device, torch.float64, copy=True)
         dist.all_reduce(total, group=group)
         return (total / dist.get_world_size(group)).to(values)
+
+    def averaged(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """DDP's mean."""
+        return [self.mean(part) for part in parts]
+
+    def products(self, found: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+        """The ranks' average, for which all of them must be there."""
+        if self.known and not self._all_there():
+            raise RuntimeError(
+                "share= and weight='tuned' take one weight for all ranks, and inside ddp.join() a "
+                "rank may have left; give the ranks equally many batches, or a weight= of your own"
+            )
+        return super().products(found, leaves)
 
     def _all_there(self) -> list[DistributedDataParallel]:
         """The known wrappers; none where ranks may run out of batches, and miss what we send."""

@@ -6,10 +6,11 @@ What FSDP keeps where is in ``shards.py``; what the passes do about it in ``fsdp
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from seht.precision.half_weights import HALVES
 from seht.replay.passes import Passes
 from seht.task import Task
 from seht.tensors.dtensors import is_dtensor
+from seht.tensors.gradients import Gradient
 
 
 class FSDPRanks(Ranks):
@@ -88,6 +90,15 @@ class FSDPRanks(Ranks):
         """Over all ranks of the mesh."""
         return (self.shards.sum(values) / self.shards.mesh.size()).to(values.dtype)
 
+    def products(self, found: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+        """Gradients are the mean of the ranks', and their parts lie on the shards."""
+        shares = torch.tensor([self.shards.share(leaf) for leaf in leaves], dtype=found.dtype)
+        return self.shards.sum((found * shares).sum(1))
+
+    def place(self) -> int:
+        """The rank itself."""
+        return dist.get_rank()
+
     def seed(self, seed: int, calls: int) -> int:
         """One probe for all ranks."""
         if not self._agreed:
@@ -114,6 +125,18 @@ class FSDPRanks(Ranks):
         refuse_half(weights)
         self.shards.refuse_partial()
         with self.shards.cleaned():
+            yield
+
+    def gradient(self, loss: Tensor, leaves: Sequence[Tensor]) -> Gradient:
+        """By an ordinary backward pass, whose reduction leaves the mean on the shards."""
+        with self.shards.cleaned(), self.shards.collecting(leaves):
+            loss.backward()
+            return [leaf.grad for leaf in leaves]
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """The mode must not see how weights are gathered."""
+        with self.shards.cleaned(), self.shards.hidden():
             yield
 
     def passes(self, task: Task, **options: Any) -> Passes:

@@ -60,6 +60,8 @@ class ShardedWeights(Weights):
 class ShardedPasses(Passes):
     """Passes whose weights are gathered and whose gradients are reduced by FSDP2."""
 
+    lasting = False
+
     def __init__(self, task: Task, shards: Shards, **options: Any) -> None:
         self.shards = shards
         super().__init__(task, **options)

@@ -6,14 +6,17 @@ process alone; a kind of wrapper (``ddp.py``, ``fsdp.py``) overrides what is dif
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from seht.replay.passes import Passes
 from seht.task import Closure, Task
+from seht.tensors.gradients import Gradient
+from seht.tensors.graph import quiet
 
 
 class Call:
@@ -80,6 +83,20 @@ class Ranks:
         """The average over all ranks of a few numbers. Every rank must ask, outside of a pass."""
         return values
 
+    def averaged(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients of this rank's examples as the optimiser sees them: those of all ranks."""
+        return parts
+
+    def products(self, found: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+        """Inner products of gradients, from those of their parts: a row for each, with a column for
+        each leaf. The same on all ranks.
+        """
+        return self.mean(found.sum(1))
+
+    def place(self) -> int | None:
+        """Which parts of the weights this rank has; None where it has them whole."""
+        return None
+
     def seed(self, seed: int, calls: int) -> int:
         """The first rank's seed, asked for once, before layers are drawn."""
         return seed
@@ -112,7 +129,17 @@ class Ranks:
         """The loss, ready to be differentiated at once: a wrapped training step calls us."""
         return loss
 
-    # --- for the engines ----------------------------------------------------------------------
+    # --- for the engines, and for looks at gradients ------------------------------------------
+
+    def gradient(self, loss: Tensor, leaves: Sequence[Tensor]) -> Gradient:
+        """The gradient of a loss, past the users' hooks."""
+        with quiet(leaves):
+            return list(torch.autograd.grad(loss, leaves, allow_unused=True))
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Around a pass of the closure under a mode of ours, outside an estimate."""
+        yield
 
     @contextmanager
     def estimating(self, weights: dict[str, Tensor]) -> Iterator[None]:

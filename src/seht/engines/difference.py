@@ -183,6 +183,8 @@ def _nothing_used(passes: Passes, lean: bool) -> Estimate:
             gradient = passes.pull([check_loss(split(output)[0])], None, keep=passes.older)
     zero, loss = passes.over_ranks(zero, loss.detach(), partial=True)
     whole = passes.handed_out(loss, gradient)
+    if passes.task.apart:
+        return Estimate(whole, zero, passes.output, passes.unused)
     return Estimate(loss, zero, passes.output, passes.unused, total=whole)
 
 
@@ -197,7 +199,7 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     unit, total = pull, Gradient()
     searching = plan.check
     # With one probe and a known coefficient the parts are folded into one gradient as they come.
-    fold = lean and task.constant and task.estimator.probes == 1
+    fold = lean and task.constant and task.estimator.probes == 1 and not task.apart
     for sigma in task.probes(frugal=lean):
         if searching:
             searching = False
@@ -221,7 +223,10 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     whole = None
     value, mean = passes.over_ranks(value, loss.detach(), partial=True)
     trace = value.to(loss.dtype)
-    if lean:
+    if lean and task.apart:
+        loss = passes.handed_out(mean, centre or [])
+        trace = passes.handed_out(trace, add(times(total, unit), times(centre or [], pull)))
+    elif lean:
         loss = mean
         factor = task.coefficient(loss, trace)
         if not fold:

@@ -64,7 +64,10 @@ def gauss_newton(
         cotangents = [c + p for c, p in zip(cotangents, pulls, strict=False)] or pulls
     trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
     whole = None
-    if lean:
+    if lean and task.apart:
+        loss = passes.handed_out(mean, _apart(passes, total, cotangents))
+        trace = passes.handed_out(trace, total)
+    elif lean:
         loss = mean
         factor = task.coefficient(loss, trace).to(loss.dtype)
         if task.skip:
@@ -87,6 +90,21 @@ def gauss_newton(
         [loss, *z], inputs = passes.ends([loss, *z])
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *inputs)
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
+
+
+def _apart(passes: Passes, total: Gradient, cotangents: list[Tensor]) -> Gradient:
+    """The loss's gradient; that of the trace is completed in ``total``. Both want the centre, whose
+    graph was dropped at the boundary.
+    """
+    with passes.at(None) as output:
+        loss = check_loss(split(output)[0])
+        own = passes.pull([loss], None, keep=passes.lasting or passes.older)
+        if passes.lasting:
+            passes.pull_into(total, passes.boundary.outputs, cotangents)  # type: ignore[union-attr]
+            return own
+    with passes.at(None):
+        passes.pull_into(total, passes.boundary.outputs, cotangents)  # type: ignore[union-attr]
+    return own
 
 
 def _probe(

@@ -251,6 +251,9 @@ class Passes(Centre):
 
     # What is different where the weights lie on several ranks (``fsdp_passes.py``).
 
+    lasting = True
+    """Whether the graph of a pass can be differentiated more than once."""
+
     @property
     def own(self) -> Tensor | None:
         """This rank's own loss, where the estimate's is that of all ranks."""

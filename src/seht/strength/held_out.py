@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seht.precision.policy import Casts, prepared
 from seht.replay.buffers import BorrowedBuffers
@@ -14,12 +15,21 @@ from seht.replay.checkpoints import checkpoints
 from seht.replay.replayer import extra_run
 from seht.strength.products import Vector, trainable, vector
 from seht.task import Closure, Task, check_loss, split
-from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 
 LossFn = Callable[[nn.Module, Any], Any]
+
+
+class Looking(Protocol):
+    """The processes that train the model, as far as they are asked here."""
+
+    def gradient(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradient of a loss, past the users' hooks."""
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Around a pass of the closure."""
 
 
 class HeldOutBatches:
@@ -87,7 +97,7 @@ def source(held_out: Any) -> Closure | HeldOutBatches:
     )
 
 
-def gradient(task: Task, precision: str) -> Vector:
+def gradient(task: Task, precision: str, ranks: Looking) -> Vector:
     """The gradient of the task's closure in all trainable parameters.
 
     The pass runs in the mode the model is in, in the precision of the other passes, past the
@@ -105,6 +115,7 @@ def gradient(task: Task, precision: str) -> Vector:
         policy.hooked = bool(hooks)
         with (
             BorrowedBuffers(task.model),
+            ranks.looking(),
             muted(hooks),
             extra_run(),
             Casts(policy),
@@ -113,8 +124,7 @@ def gradient(task: Task, precision: str) -> Vector:
         ):
             output = task.closure()
         loss = check_loss(split(output)[0])
-        with quiet(list(weights.values())):
-            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        found = ranks.gradient(loss, list(weights.values()))
     result = vector(list(weights), found)
     if not any(name in result for name in task.weights):
         raise ValueError(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seht.tensors.dtensors import local
+
 Vector = dict[str, Tensor]
 """A gradient, by the parameters' names; one that is missing is zero."""
 
@@ -37,19 +39,17 @@ class Preconditioner:
                 squares = next((state[n] for n in _SQUARES if n in state), None)
                 factor: Any = rate
                 if isinstance(squares, Tensor) and squares.shape == parameter.shape:
-                    factor = rate / (squares.detach().sqrt() + float(group.get("eps", 1e-8)))
+                    factor = rate / (local(squares).sqrt() + float(group.get("eps", 1e-8)))
                 self._factors[id(parameter)] = factor
 
     def inner(self, a: Vector, b: Vector, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inner product, in float64."""
-        parts = [
-            (a[name].double() * b[name].double() * self._factors.get(id(parameters[name]), 1.0))
-            .sum()
-            .cpu()
-            for name in a
-            if name in b
-        ]
-        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+        """The inner products of their parts, in float64, one for each parameter."""
+        found = torch.zeros(len(parameters), dtype=torch.float64)
+        for place, (name, parameter) in enumerate(parameters.items()):
+            if name in a and name in b:
+                both = a[name].double() * b[name].double()
+                found[place] = (both * self._factors.get(id(parameter), 1.0)).sum().cpu()
+        return found
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -58,9 +58,9 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def vector(names: Sequence[str], gradients: Sequence[Tensor | None]) -> Vector:
-    """Gradients under their names, without a graph."""
+    """Gradients (of sharded weights: this rank's part) under their names, without a graph."""
     found = zip(names, gradients, strict=True)
-    return {name: g.detach().to_dense() for name, g in found if g is not None}
+    return {name: local(g).to_dense() for name, g in found if g is not None}
 
 
 def mean(so_far: Vector, new: Vector, rate: float) -> Vector:

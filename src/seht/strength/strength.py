@@ -12,17 +12,17 @@ from torch import nn
 from seht.strength import held_out as held
 from seht.strength.products import Preconditioner, Vector, trainable, vector
 from seht.strength.schedule import Schedule
-from seht.strength.weight import HELD_OUT, LOSS, TRACE, Seen, TunedWeight, Weight
+from seht.strength.weight import HELD_OUT, LOSS, TRACE, Ranks, Seen, TunedWeight, Weight
 from seht.task import Closure, Estimate, Task
 from seht.tensors.graph import quiet
 from seht.tensors.process import own_gradients
 
 
-class Averaging(Protocol):
+class Looking(held.Looking, Ranks, Protocol):
     """The processes that train the model, as far as they are asked here."""
 
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean over all of them."""
+    def place(self) -> int | None:
+        """Which parts of the weights this rank has."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Strength:
     ) -> None:
         self.schedule, self.weight = schedule, weight
         self._optimizer = optimizer
+        self._place: int | None = None
+        """Of a sharded model: whose parts of gradients are kept here."""
         self._held_out = None
         if held_out is not None:
             self._refuse_held_out()
@@ -111,7 +113,7 @@ class Strength:
         task: Task,
         estimate: Estimate,
         precision: str,
-        ranks: Averaging,
+        ranks: Looking,
     ) -> None:
         """Look at the gradients of one step, and move the weight of the next."""
         if not dose.look:
@@ -121,10 +123,11 @@ class Strength:
         loss = _gradient(estimate.loss, weights) if LOSS in dose.look else {}
         others: Vector = {}
         if dose.held_out is not None:
-            others = held.gradient(replace(task, closure=dose.held_out), precision)
+            others = held.gradient(replace(task, closure=dose.held_out), precision, ranks)
         metric = Preconditioner(self._optimizer)
-        seen = Seen(weights, loss, trace, others, metric, ranks.mean)
+        seen = Seen(weights, loss, trace, others, metric, ranks)
         self.weight.learn(step, self.schedule, seen)
+        self._place = ranks.place()
 
     def lasts(self, total_steps: int) -> None:
         """The training has so many steps."""
@@ -138,11 +141,18 @@ class Strength:
         """What a resumed run needs."""
         batches = self._held_out
         read = batches.state() if isinstance(batches, held.HeldOutBatches) else 0
-        return {**self.weight.state(), "read": read}
+        return {**self.weight.state(), "read": read, "place": self._place}
 
-    def load_state(self, state: dict[str, Any], model: nn.Module) -> None:
+    def load_state(self, state: dict[str, Any], model: nn.Module, ranks: Looking) -> None:
         """Take over what :meth:`state` returned."""
+        place = state.get("place")
+        if place is not None and state.get("loss") and place != ranks.place():
+            raise ValueError(
+                f"this state was saved by rank {place} while the share was measured on its shards; "
+                "save and load the penalty's state on every rank until penalty.last.weight is known"
+            )
         self.weight.load_state(state)
+        self._place = place
         if isinstance(self._held_out, held.HeldOutBatches):
             self._held_out.load_state(int(state["read"]), model)
 

@@ -7,9 +7,9 @@ saw it tells, and the next step has the weight that follows from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +21,18 @@ from seht.strength.path import WeightPath
 from seht.strength.products import Preconditioner, Vector, mean
 from seht.strength.schedule import Schedule, check_weight
 from seht.strength.tuning import Position, Tuning
+from seht.tensors.dtensors import local
 
-Mean = Callable[[Tensor], Tensor]
-"""The mean of some numbers over all processes that train the model."""
+
+class Ranks(Protocol):
+    """The processes that train the model, as far as they are asked here."""
+
+    def averaged(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients as the optimiser sees them: those of all ranks."""
+
+    def products(self, found: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+        """Inner products over all ranks, from those of the parts."""
+
 
 LOSS, TRACE, HELD_OUT = "loss", "trace", "held-out loss"
 
@@ -43,21 +52,25 @@ class Seen:
     trace: Vector
     held_out: Vector
     metric: Preconditioner
-    mean: Mean
-    """Over the ranks."""
+    ranks: Ranks
 
     def products(self, *pairs: tuple[Vector, Vector]) -> list[float]:
         """Inner products, the same on all ranks."""
         found = [self.metric.inner(a, b, self.parameters) for a, b in pairs]
-        return [float(x) for x in self.mean(torch.stack(found))]
+        leaves = list(self.parameters.values())
+        return [float(x) for x in self.ranks.products(torch.stack(found), leaves)]
+
+    def averaged(self, gradient: Vector) -> Vector:
+        """Over the ranks, each of which may have missed some of the weights."""
+        given = self.parameters.items()
+        parts = [gradient[n] if n in gradient else torch.zeros_like(local(p)) for n, p in given]
+        return dict(zip(self.parameters, self.ranks.averaged(parts), strict=True))
 
 
 class Weight:
     """What the penalty asks of each way; this one is a number, or a function of the step."""
 
     kind = "given"
-    looking = False
-    """Whether it ever looks at gradients."""
     calm: Calm | None = None
     """Where single steps are held back: the mean so far."""
 
@@ -144,7 +157,6 @@ class ShareWeight(Weight):
     """Such that the penalty's averaged gradient is a share of the loss's own."""
 
     kind = "share"
-    looking = True
 
     def __init__(self, share: float, *, follow: bool = False) -> None:
         if isinstance(share, bool) or not isinstance(share, (int, float)):
@@ -175,10 +187,9 @@ class ShareWeight(Weight):
         self._trace = mean(self._trace, seen.trace, rate)
         if self._count < _MEASURED:
             return
-        loss, trace = (
-            math.sqrt(x)
-            for x in seen.products((self._loss, self._loss), (self._trace, self._trace))
-        )
+        of_loss, of_trace = seen.averaged(self._loss), seen.averaged(self._trace)
+        found = seen.products((of_loss, of_loss), (of_trace, of_trace))
+        loss, trace = (math.sqrt(x) for x in found)
         _refuse_zero(loss, trace)
         self._unit = loss / trace
         if not self._follow:

@@ -18,7 +18,6 @@ from seht.lab.report.load import load
 from seht.lab.report.rows import build, options_of, split
 from seht.lab.report.stats import seeds_needed
 from seht.lab.report.table import comma_separated, markdown
-from seht.lab.report.verdicts import leaders
 from seht.lab.report.words import command, lead
 
 
@@ -140,9 +139,9 @@ def test_one_seed_has_no_errors_and_no_intervals(tmp_path):
 def test_text_reports_perplexity_at_the_best_epoch_and_less_is_better(tmp_path):
     comparisons.comparison(tmp_path, text=True)
     table = build(load(tmp_path))
-    assert table.metric.key == "perplexity" and table.epoch == "best"
-    best = min(table.rows, key=lambda row: row.metrics["best", "test_perplexity"].value)
-    assert table.ranked("best", "test_perplexity")[0] == best.method
+    assert table.compared == "best_test_perplexity"
+    best = min(table.rows, key=lambda row: row.figures["best_test_perplexity"].value)
+    assert table.ranked("best_test_perplexity")[0] == best.method
     rows = table_of(tmp_path)
     values = float(rows["sam"]["best_test_perplexity"]), float(rows["sam"]["last_test_perplexity"])
     assert values[1] == pytest.approx(values[0] + 1)
@@ -214,7 +213,7 @@ def with_gains(top, gains, seeds=5, spread=0.2):
 
 def test_a_best_method_is_named_where_the_data_decide(tmp_path):
     table = with_gains(tmp_path, {"weight-decay": 0, "mixup": 3, "sam": 9, "none": -4})
-    assert [row.method for row in leaders(table)] == ["sam"]
+    assert [row.method for row in table.leaders()] == ["sam"]
     said = lead(table)
     assert said.startswith("The best test accuracy is that of sam, ")
     assert "2 are better than weight-decay and 1 worse" in said and "Holm" in said
@@ -226,7 +225,7 @@ def test_a_best_method_is_named_where_the_data_decide(tmp_path):
 
 def test_no_best_is_named_where_they_do_not(tmp_path):
     table = with_gains(tmp_path, {"weight-decay": 0, "mixup": 0.02, "sam": 0.01, "none": -8})
-    assert {row.method for row in leaders(table)} == {"weight-decay", "mixup", "sam"}
+    assert {row.method for row in table.leaders()} == {"weight-decay", "mixup", "sam"}
     said = lead(table)
     assert said.startswith("Which test accuracy is best is not decided: these seeds do not tell ")
     assert "The best" not in said and "none are better than weight-decay and 1 worse" in said
@@ -242,7 +241,7 @@ def test_a_single_other_method_is_named(tmp_path, gain, words):
 
 def test_one_seed_decides_nothing(tmp_path):
     table = with_gains(tmp_path, {"weight-decay": 0, "sam": 20}, seeds=1)
-    assert len(leaders(table)) == 2 and "not decided" in lead(table)
+    assert len(table.leaders()) == 2 and "not decided" in lead(table)
 
 
 def test_an_interval_without_zero_is_not_enough_among_many(tmp_path):
@@ -291,7 +290,7 @@ def test_the_methods_of_this_library_come_last(tmp_path):
     comparisons.comparison(tmp_path, ["weight-decay", "seht-h", "mixup"], seeds=1)
     table = build(load(tmp_path))
     assert [row.method for row in table.rows] == ["weight-decay", "mixup", "seht-h"]
-    assert table.baseline.method == "weight-decay"
+    assert table.comparison.baseline == "weight-decay"
 
 
 def test_the_paper_stands_beside_us_where_the_recipe_is_its_own(tmp_path):

@@ -161,4 +161,4 @@ def test_the_report_has_them_as_columns(tmp_path):
     header = comma_separated(table).splitlines()[0].split(",")
     assert {"last_test_top1", "last_test_ece", "last_test_top1_4bit"} <= set(header)
     assert "What it buys" in page.render(table)
-    assert table.ranked("last", "test_top1_4bit")
+    assert table.ranked("last_test_top1_4bit")

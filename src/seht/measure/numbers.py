@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+MINUS = "\u2212"
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """So many significant digits, with separators; a dash for what there is not."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
+        return "∞" if value > 0 else f"{MINUS}∞"
     if value == 0:
         return "0"
     size = math.floor(math.log10(abs(value)))
@@ -21,7 +23,7 @@ def number(value: float | None, digits: int = 3) -> str:
         text = f"{mantissa}e{int(power)}"
     else:
         text = f"{round(value, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
-    return text.replace("-", "−")
+    return text.replace("-", MINUS)
 
 
 def with_error(value: float, error: float) -> str:
@@ -33,7 +35,7 @@ def with_error(value: float, error: float) -> str:
         return f"{number(value, 4)} ± {number(error, 2)}"
     places = max(0, -size)
     text = f"{round(value, -size):,.{places}f} ± {round(error, -size):,.{places}f}"
-    return text.replace("-", "−")
+    return text.replace("-", MINUS)
 
 
 def duration(seconds: float) -> str:

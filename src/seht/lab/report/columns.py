@@ -1,17 +1,19 @@
-"""The table's columns, said once for the terminal, for Markdown and for the page."""
+"""The table's columns, each said once: its cells on the terminal, in Markdown, on the page and in
+``table.csv``, and what it means. Another figure is a line here and its value in a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from seht.lab import paper
-from seht.lab.report.numbers import interval, measured, plain, significant
-from seht.lab.report.rows import MethodRow, Rows
-from seht.lab.report.stats import Mean
+from seht.lab.report.rows import ENDS, MethodRow, Rows
 from seht.lab.robustness import BITS, NOISE
+from seht.measure.numbers import number
 
-RESULTS, BOUGHT, FLATNESS = "results", "bought", "flatness"
+RESULTS, BOUGHT, FLATNESS = "Results", "What it buys", "Cost and flatness"
+LEAST = 9
 
 
 @dataclass(frozen=True)
@@ -22,54 +24,21 @@ class Column:
     """Over two lines in the terminal, where it has a line break."""
     cell: Callable[[MethodRow], str]
     group: str = RESULTS
-    kind: str = ""
-    """``difference``, ``paper`` or a metric's ``last test_top1``: what a page may treat apart."""
+    figure: str = ""
+    """The name of its figure, ``difference`` or ``paper``: what a page may treat apart."""
+    priority: int = LEAST
+    """The smaller, the longer it stays where a terminal has no room."""
     detail: Callable[[MethodRow], str] = lambda row: ""
     """More about the figure, where there is room."""
     quoted: Callable[[paper.Row], str] = lambda row: ""
     """What it says of a row that only the paper has."""
+    meaning: tuple[str, str] | None = None
+    """Its entry in the glossary: the term, and what is meant."""
 
 
 def columns(table: Rows) -> list[Column]:
     """All columns that have anything in them."""
-    baseline = table.comparison.baseline
-    found = [
-        Column(title, _metric(epoch, key), kind=f"{epoch} {key}")
-        for epoch, key, title in table.shown
-    ]
-    compared = [f"{epoch} {key}" for epoch, key, _ in table.shown]
-    after = f"{table.epoch} test_{table.metric.key}"
-    beside = compared.index(after) + 1 if after in compared else 0
-    found[beside:beside] = [
-        Column(
-            f"difference to\n{baseline} [95 %]",
-            lambda row: interval(row.difference) + (" *" if row.verdict else ""),
-            kind="difference",
-        ),
-        *(
-            Column(f"paper:\n{title}", _theirs(key), kind="paper", quoted=printed(key))
-            for key, title in _paper_metrics(table)
-        ),
-    ]
-    found += _bought(table)
-    found += [
-        Column("n", count, kind="n"),
-        Column(f"seeds for\n{table.power or 0:g}", _needed, kind="power"),
-        Column("cost\nratio", _ratio, FLATNESS, kind="cost", detail=_spread),
-        Column("with\nsearch", _total, FLATNESS, kind="cost"),
-        Column("trace", lambda row: measured(row.trace), FLATNESS, kind="trace"),
-        Column("largest\neigenvalue", _end("largest", "≥"), FLATNESS, kind="eigenvalue"),
-        Column("smallest\neigenvalue", _end("smallest", "≤"), FLATNESS, kind="eigenvalue"),
-        Column(
-            "curvature\nat the end",
-            lambda row: curvature(row.stability),
-            FLATNESS,
-            kind="stability",
-            detail=_equilibria,
-        ),
-        Column("weight norm", lambda row: measured(row.weight_norm), FLATNESS),
-        Column("training loss", lambda row: measured(row.train_loss), FLATNESS),
-    ]
+    found = [*_results(table), *_bought(table), *_seeds(table), *_flatness(table)]
     return [
         column
         for column in found
@@ -77,59 +46,207 @@ def columns(table: Rows) -> list[Column]:
     ]
 
 
-def _bought(table: Rows) -> list[Column]:
-    """What flatness is for: calibration, and what rounded and disturbed weights are worth."""
-    key = f"test_{table.metric.key}"
+def _results(table: Rows) -> Iterator[Column]:
+    for figure, title in _metrics(table):
+        compared = figure == table.compared
+        yield Column(title, _figure(figure), figure=figure, priority=0 if compared else LEAST)
+        if compared:
+            yield from _beside(table)
+    if table.compared not in dict(_metrics(table)):
+        yield from _beside(table)
+
+
+def _metrics(table: Rows) -> list[tuple[str, str]]:
+    if table.comparison.text:
+        found = [
+            ("best_valid_perplexity", "valid\nperplexity"),
+            ("best_test_perplexity", "test\nperplexity"),
+            ("last_test_perplexity", "test, last\nepoch"),
+        ]
+    elif table.comparison.recipe["data"]["name"] == "cifar100":
+        found = [
+            ("last_test_top1", "test\ntop-1, %"),
+            ("last_test_top5", "test\ntop-5, %"),
+            ("best_test_top1", "at the\nbest epoch"),
+        ]
+    else:
+        found = [("last_test_top1", "test\naccuracy, %"), ("best_test_top1", "at the\nbest epoch")]
+    return [item for item in found if any(item[0] in row.figures for row in table.rows)]
+
+
+def _beside(table: Rows) -> Iterator[Column]:
+    """The difference, and what the paper prints."""
+    baseline = table.comparison.baseline
+    yield Column(
+        f"difference to\n{baseline} [95 %]",
+        lambda row: f"{row.difference or ''}{' *' if row.verdict else ''}",
+        figure="difference",
+        priority=1,
+        meaning=(
+            f"difference to {baseline}",
+            "of runs with the same seed, so the same initial weights and order of data; the mean "
+            "over pairs and Student's 95 % interval.",
+        ),
+    )
     titles = {
-        "test_loss": "test\nloss",
-        "test_ece": "calibration\nerror, %",
-        **{f"{key}_{bits}bit": f"at\n{bits} bits" for bits in BITS},
-        **{f"{key}_noise{share}": f"with\n{share} % noise" for share in NOISE},
+        "test_top1": "top-1",
+        "test_top5": "top-5",
+        "valid_perplexity": "valid",
+        "test_perplexity": "test",
     }
-    made = []
-    for name, title in titles.items():
-        write = measured if name == "test_loss" else plain
-        made.append(
-            Column(title, _metric(table.epoch, name, write), BOUGHT, f"{table.epoch} {name}")
+    for key in table.paper.rows[0].figures if table.paper else ():
+        say = _printed(key)
+        cell = _theirs(say)
+        title = f"paper:\n{titles[key]}"
+        yield Column(title, cell, figure="paper", priority=5, quoted=say)
+
+
+def _bought(table: Rows) -> Iterator[Column]:
+    """What flatness is for: calibration, and what rounded and disturbed weights are worth."""
+    epoch = table.compared.partition("_")[0]
+    yield Column("test\nloss", _measured(f"{epoch}_test_loss"), BOUGHT, f"{epoch}_test_loss")
+    titles = {
+        f"{epoch}_test_ece": "calibration\nerror, %",
+        **{f"{table.compared}_{bits}bit": f"at\n{bits} bits" for bits in BITS},
+        **{f"{table.compared}_noise{share}": f"with\n{share} % noise" for share in NOISE},
+    }
+    for figure, title in titles.items():
+        meaning = CALIBRATION if figure.endswith("ece") else ROBUSTNESS
+        yield Column(title, _figure(figure), BOUGHT, figure, meaning=meaning)
+
+
+def _seeds(table: Rows) -> Iterator[Column]:
+    yield Column(
+        "n",
+        lambda row: str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}",
+        priority=2,
+    )
+    yield Column(
+        f"seeds for\n{table.power or 0:g}",
+        lambda row: "" if row.needed is None else f"{row.needed:,}",
+        priority=2,
+        meaning=(
+            f"seeds for {table.power or 0:g}",
+            "how many would show a difference of that size to the baseline in four of five tables, "
+            "by the strictest step of Holm's correction, from the spread of the differences seen. "
+            "With few seeds that spread is itself rough.",
+        ),
+    )
+
+
+def _flatness(table: Rows) -> Iterator[Column]:
+    cost = f"a training step in steps of {table.comparison.baseline}, timed in turns with it in one"
+    yield Column(
+        "cost\nratio",
+        lambda row: "" if row.ratio is None else number(row.ratio[0]),
+        FLATNESS,
+        priority=3,
+        detail=_spread,
+        meaning=("cost", f"{cost} process."),
+    )
+    yield Column(
+        "with\nsearch",
+        lambda row: "" if row.total is None else number(row.total),
+        FLATNESS,
+        priority=3,
+        meaning=SEARCH,
+    )
+    flat = f"{trace_in_words(table)}, its mean over seeds. Smaller is flatter."
+    yield Column("trace", _measured("trace"), FLATNESS, priority=4, meaning=("trace", flat))
+    ends = EIGENVALUES
+    if any(row.bounds for row in table.rows):
+        ends += (
+            " ≥ and ≤: in some run the search ended before the value was found to a twentieth: the "
+            "eigenvalue is at least, or at most, what is said (--spectrum allows more products)."
         )
-    return made
+    for which, bound in zip(ENDS, "≥≤", strict=True):
+        title, cell = f"{which}\neigenvalue", _end(which, bound)
+        yield Column(title, cell, FLATNESS, priority=7, meaning=("eigenvalues", ends))
+    yield Column(
+        "curvature\nat the end",
+        lambda row: curvature(row.stability),
+        FLATNESS,
+        priority=6,
+        detail=_equilibria,
+        meaning=STABILITY,
+    )
+    norm = ("weight norm", "of all parameters at the end.")
+    yield Column("weight norm", _measured("weight_norm"), FLATNESS, meaning=norm)
+    yield Column("training loss", _measured("train_loss"), FLATNESS, meaning=TRAINING_LOSS)
 
 
-def count(row: MethodRow) -> str:
-    """The runs behind the means."""
-    return str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}"
+def trace_in_words(table: Rows) -> str:
+    """Of what it is, and by how many probes."""
+    probes = {run.number("trace", "probes") for run in table.comparison.runs.values()} - {None}
+    said = "tr(H) of the training loss at the end"
+    return f"{said}, {next(iter(probes)):.0f} probes a run" if len(probes) == 1 else said
 
 
-def _metric(
-    epoch: str, key: str, write: Callable[[Mean | None], str] = plain
-) -> Callable[[MethodRow], str]:
-    return lambda row: write(row.metrics.get((epoch, key)))
+CALIBRATION = (
+    "calibration error",
+    "how far a prediction's confidence is from its chance to be right, on the test data in 15 "
+    "equal bins of confidence (expected calibration error). 0 is best.",
+)
+ROBUSTNESS = (
+    "at 8, 4, 3 bits; with 1, 3, 10 % noise",
+    "the same figure with the weights rounded to so many bits (to nearest, a scale for each output "
+    "channel), or with Gaussian noise of that share of each tensor's root mean square, one draw a "
+    "run. Weights of two or more dimensions; biases and norms stay.",
+)
+SEARCH = (
+    "with search",
+    "one training and the search for its setting, in trainings of the baseline: cost times one "
+    "more than the runs of the search. Chosen by validation accuracy, then loss, on labels as "
+    "noisy as the training ones, with other seeds than those here.",
+)
+TRAINING_LOSS = (
+    "training loss",
+    "plain cross-entropy of the weights at the end, in evaluation mode, on up to 1,000 training "
+    "images or 20,000 tokens; in the figures it is the mean over an epoch's steps, as trained.",
+)
+EIGENVALUES = (
+    "the largest and smallest of the Hessian of the training loss at the end, on a part of the "
+    "training data; the paper's section 3.3."
+)
+STABILITY = (
+    "curvature at the end",
+    "of the training loss around the final weights. Upward: every direction leads up, as in a "
+    "minimum. Partly downward: some direction still leads down, as at a saddle. Partly flat: some "
+    "direction is level within the error. Settled: the gradient asks for a step of less than a "
+    "thousandth of the weights along the stiffest direction; otherwise training was still moving. "
+    "The paper's section 3.4 calls these stable, unstable and marginal, at an equilibrium or not.",
+)
+
+
+# --- cells ------------------------------------------------------------------------------------
+
+
+def _figure(name: str) -> Callable[[MethodRow], str]:
+    return lambda row: str(row.figures.get(name, ""))
+
+
+def _measured(name: str) -> Callable[[MethodRow], str]:
+    return lambda row: row.figures[name].measured if name in row.figures else ""
 
 
 def _end(which: str, bound: str) -> Callable[[MethodRow], str]:
     """An end of the spectrum, or what bounds it."""
-
-    def text(row: MethodRow) -> str:
-        said = measured(getattr(row, which))
-        return f"{bound} {said}" if said and which in row.bounds else said
-
-    return text
-
-
-CURVATURE = {
-    "stable": "upward",
-    "unstable": "partly downward",
-    "marginal": "partly flat",
-    "undecided": "not found",
-}
-"""What a verdict on stability says about the loss around the end."""
+    cell = _measured(f"{which}_eigenvalue")
+    return lambda row: f"{bound} " * (which in row.bounds and bool(cell(row))) + cell(row)
 
 
 def curvature(verdicts: str | None) -> str:
     """``"marginal (2), unstable (1)"`` as ``"partly flat (2), partly downward (1)"``."""
-    words = (verdicts or "").split(", ")
-    said = [word.split(" (") for word in words]
-    return ", ".join(" (".join([CURVATURE.get(word, word), *count]) for word, *count in said)
+    said = {
+        "stable": "upward",
+        "unstable": "partly downward",
+        "marginal": "partly flat",
+        "undecided": "not found",
+    }
+    words = [word.partition(" (") for word in (verdicts or "").split(", ")]
+    return ", ".join(
+        said.get(verdict, verdict) + between + rest for verdict, between, rest in words
+    )
 
 
 def _equilibria(row: MethodRow) -> str:
@@ -141,44 +258,14 @@ def _equilibria(row: MethodRow) -> str:
     return f"(settled: {yes} of {known})"
 
 
-def _needed(row: MethodRow) -> str:
-    return "" if row.needed is None else f"{row.needed:,}"
-
-
-def _ratio(row: MethodRow) -> str:
-    return "" if row.ratio is None else significant(row.ratio[0])
-
-
-def _total(row: MethodRow) -> str:
-    return "" if row.total is None else significant(row.total)
-
-
 def _spread(row: MethodRow) -> str:
     if row.ratio is None or row.ratio[1] is None or row.ratio[2] is None:
         return ""
-    low, high = significant(row.ratio[1]), significant(row.ratio[2])
+    low, high = number(row.ratio[1]), number(row.ratio[2])
     return "" if low == high else f"[{low}, {high}]"
 
 
-def _paper_metrics(table: Rows) -> list[tuple[str, str]]:
-    """The metrics that the paper prints, under our titles."""
-    if table.paper is None:
-        return []
-    titles = {
-        "test_top1": "top-1",
-        "test_top5": "top-5",
-        "valid_perplexity": "valid",
-        "test_perplexity": "test",
-    }
-    return [(key, titles[key]) for key in table.paper.rows[0].figures]
-
-
-def _theirs(key: str) -> Callable[[MethodRow], str]:
-    say = printed(key)
-    return lambda row: "" if row.paper is None else say(row.paper)
-
-
-def printed(key: str) -> Callable[[paper.Row], str]:
+def _printed(key: str) -> Callable[[paper.Row], str]:
     """What the paper prints, marked where it is another publication's."""
 
     def text(row: paper.Row) -> str:
@@ -187,3 +274,7 @@ def printed(key: str) -> Callable[[paper.Row], str]:
         return f"{said} †" if row.quoted else said
 
     return text
+
+
+def _theirs(say: Callable[[paper.Row], str]) -> Callable[[MethodRow], str]:
+    return lambda row: "" if row.paper is None else say(row.paper)

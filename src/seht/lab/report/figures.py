@@ -65,9 +65,9 @@ def flatness(table: Rows) -> list[Panel]:
     panels = []
     # A trace below zero has no place on a logarithmic axis, and a single one calls for no figure.
     traces = {
-        row.method: row.trace.value
+        row.method: row.figures["trace"].value
         for row in table.rows
-        if row.trace is not None and math.isfinite(row.trace.value)
+        if "trace" in row.figures and math.isfinite(row.figures["trace"].value)
     }
     costs = {row.method: row.ratio[0] for row in table.rows if row.ratio is not None}
     totals = {row.method: row.total for row in table.rows if row.total is not None}
@@ -176,11 +176,9 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def _dots(table: Rows, x: dict[str, float], *, log: bool) -> Draw:
-    key = (table.epoch, f"test_{table.metric.key}")
-
     def draw(axes: Axes) -> None:
         for number, row in enumerate(table.rows):
-            y = row.metrics.get(key)
+            y = row.figures.get(table.compared)
             if row.method not in x or y is None or not math.isfinite(y.value):
                 continue
             dot = axes.errorbar(

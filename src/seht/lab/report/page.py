@@ -55,12 +55,11 @@ def render(table: Rows) -> str:
         lead=words.lead(table),
         facts=_facts(table),
         tables=[
-            ("Results", _grid(table, [c for c in every if c.group == RESULTS])),
-            ("What it buys", _grid(table, [c for c in every if c.group == BOUGHT])),
-            ("Cost and flatness", _grid(table, [c for c in every if c.group == FLATNESS])),
+            (group, _grid(table, [c for c in every if c.group == group]))
+            for group in (RESULTS, BOUGHT, FLATNESS)
         ],
         baseline=comparison.baseline,
-        printed=[column for column in every if column.kind == "paper"],
+        printed=[column for column in every if column.figure == "paper"],
         quoted=table.quoted,
         warning=words.other_recipe(table),
         legend=_legend(table),
@@ -91,7 +90,7 @@ def _facts(table: Rows) -> list[tuple[str, str]]:
 
 
 def _longest(table: Rows) -> str:
-    times = [row.seconds.value for row in table.rows if row.seconds is not None]
+    times = [row.figures["seconds"].value for row in table.rows if "seconds" in row.figures]
     times = [seconds for seconds in times if math.isfinite(seconds)]
     if not times:
         return ""
@@ -115,12 +114,12 @@ def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
 
 def _cell(table: Rows, row: MethodRow, column: Column, reach: float) -> Cell:
     rank = ""
-    if is_best(table, row, column.kind):
+    if is_best(table, row, column):
         rank = "best"
-    elif is_best(table, row, column.kind, place=1):
+    elif is_best(table, row, column, place=1):
         rank = "second"
-    drawn = drawn_interval(row, reach) if column.kind == "difference" else None
-    kind = column.kind if column.kind in ("difference", "paper") else ""
+    drawn = drawn_interval(row, reach) if column.figure == "difference" else None
+    kind = column.figure if column.figure in ("difference", "paper") else ""
     return Cell(column.cell(row), kind, rank, column.detail(row), drawn)
 
 
@@ -153,7 +152,7 @@ def drawn_interval(row: MethodRow, reach: float) -> Interval | None:
 
 def _legend(table: Rows) -> list[dict[str, Any]]:
     """Every method with its colour; the baseline, the best and the trace penalties stand out."""
-    ranked = table.ranked(table.epoch, f"test_{table.metric.key}")
+    ranked = table.ranked(table.compared)
     ours = [row.method for row in table.rows if row.ours]
     wanted = [table.comparison.baseline, *ranked[:2], *ours, *ranked]
     forward = list(dict.fromkeys(wanted))[:FORWARD]

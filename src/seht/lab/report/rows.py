@@ -3,59 +3,38 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seht.lab import paper
 from seht.lab.methods.parse import read
 from seht.lab.report.load import DONE, ComparisonRecord, RunRecord
-from seht.lab.report.stats import Difference, Mean, mean, paired
+from seht.lab.report.stats import LEVEL, Difference, Mean, holm, mean, paired, seeds_needed
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure that is compared."""
-
-    key: str
-    """Its name in ``result.json``, after ``test_`` or ``valid_``."""
-    title: str
-    higher: bool
-    """Whether more of it is better."""
-
-
-TOP1 = Metric("top1", "top-1 accuracy, %", True)
-TOP5 = Metric("top5", "top-5 accuracy, %", True)
-PERPLEXITY = Metric("perplexity", "perplexity", False)
-LOSS = Metric("loss", "loss", False)
+BETTER, WORSE = "better", "worse"
 ENDS = ("largest", "smallest")
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method: every figure a mean over its finished runs, ``None`` where there is none."""
+    """One method: every figure a mean over its finished runs."""
 
     method: str
     parts: list[tuple[str, str]]
     """Its name and options, for each method that it is made of."""
     done: int
     asked: int
-    metrics: Mapping[tuple[str, str], Mean]
-    """By (``"last"`` or ``"best"``, metric in full)."""
+    figures: Mapping[str, Mean]
+    """By their names in ``table.csv``: ``last_test_top1``, ``trace``, ``seconds`` ..."""
     difference: Difference | None
     """To the baseline; ``None`` for the baseline itself."""
-    trace: Mean | None
-    weight_norm: Mean | None
-    train_loss: Mean | None
-    seconds: Mean | None
     ratio: tuple[float, float | None, float | None] | None
     """Cost of a step in the baseline's steps, with what it varied between."""
     searched: int | None = None
     """Trainings that the choice of its setting took, where there was a search."""
-    largest: Mean | None = None
-    smallest: Mean | None = None
     bounds: frozenset[str] = frozenset()
-    """Which of ``largest`` and ``smallest`` is a bound in some run: its search did not converge."""
+    """Which of :data:`ENDS` is a bound in some run: its search did not converge."""
     stability: str | None = None
     equilibria: tuple[int, int] | None = None
     """Runs that ended in an equilibrium of gradient flow, and runs of which that is known."""
@@ -88,32 +67,37 @@ class Rows:
 
     comparison: ComparisonRecord
     rows: list[MethodRow]
-    metric: Metric
-    epoch: str
-    """Whose weights the difference compares: those of the ``last`` epoch or the ``best`` one."""
-    shown: list[tuple[str, str, str]]
-    """Columns of metrics: (``last`` or ``best``, metric in full, title)."""
+    compared: str
+    """The figure of the difference, ``last_test_top1`` or ``best_test_perplexity``."""
     quoted: list[paper.Row]
     """Rows of the paper's table that no run stands for."""
     paper: paper.Table | None
     power: float | None = None
     """The size of a difference whose number of seeds is asked for."""
 
-    @property
-    def baseline(self) -> MethodRow:
-        """The method that the others are compared with."""
-        return next(row for row in self.rows if row.method == self.comparison.baseline)
-
-    def ranked(self, epoch: str, key: str) -> list[str]:
-        """The methods by that metric, best first."""
-        found = [
-            (row.metrics[epoch, key].value, row.method)
-            for row in self.rows
-            if (epoch, key) in row.metrics
-        ]
+    def ranked(self, figure: str) -> list[str]:
+        """The methods by that figure, best first; none where it is no metric."""
+        if not figure.startswith(("last_", "best_")):
+            return []
+        found = [(row.figures[figure].value, row) for row in self.rows if figure in row.figures]
         finite = [item for item in found if item[0] == item[0]]
-        higher = "top1" in key or "top5" in key
-        return [method for _, method in sorted(finite, key=lambda item: item[0], reverse=higher)]
+        higher = "top1" in figure or "top5" in figure
+        finite.sort(key=lambda item: item[0], reverse=higher)
+        return [row.method for _, row in finite]
+
+    def leaders(self) -> list[MethodRow]:
+        """The method with the best mean, first, and those that the data do not tell apart from it.
+
+        By paired differences to it and Holm's correction over these; with one seed, all of them.
+        """
+        rows = {row.method: row for row in self.rows}
+        ranked = [rows[method] for method in self.ranked(self.compared)]
+        found: dict[str, float] = {}
+        for row in ranked[1:]:
+            difference = paired(ranked[0].values, row.values)
+            found[row.method] = 1.0 if difference is None or difference.p is None else difference.p
+        corrected = holm(found)
+        return [*ranked[:1], *(row for row in ranked[1:] if corrected[row.method] >= LEVEL)]
 
 
 def build(comparison: ComparisonRecord, power: float | None = None) -> Rows:
@@ -124,100 +108,89 @@ def build(comparison: ComparisonRecord, power: float | None = None) -> Rows:
     custom where the schedule itself looks at the validation loss. The other one stands beside it.
     ``power`` asks for the number of seeds that a difference of that size takes.
     """
-    from seht.lab.report.verdicts import judged
-
-    text = comparison.text
-    metric, epoch = (PERPLEXITY, "best") if text else (TOP1, "last")
-    baseline = _values(comparison.of(comparison.baseline), epoch, metric)
-    table = paper.TABLES.get(str(comparison.recipe.get("paper")))
-    rows = []
+    which, key = ("best", "test_perplexity") if comparison.text else ("last", "test_top1")
+    values: dict[str, dict[int, float]] = {}
     for method in comparison.methods:
-        rows.append(_row(comparison, method, metric, epoch, baseline, table))
-    rows = judged(rows, metric.higher, power)
+        done = [run for run in comparison.of(method) if run.status == DONE]
+        found = {run.seed: run.number("metrics", which, key) for run in done}
+        values[method] = {seed: value for seed, value in found.items() if value is not None}
+    table = paper.TABLES.get(str(comparison.recipe.get("paper")))
+    rows = [_row(comparison, method, values, table) for method in comparison.methods]
+    rows = _judged(rows, not comparison.text, power)
     # The paper's layout: its own methods at the end, below a rule.
     rows.sort(key=lambda row: row.ours)
     taken = [row.paper for row in rows if row.paper is not None]
     quoted = [row for row in (table.rows if table else []) if row not in taken]
-    shown = _shown(comparison, rows)
-    return Rows(comparison, rows, metric, epoch, shown, quoted, table, power)
+    return Rows(comparison, rows, f"{which}_{key}", quoted, table, power)
 
 
-def _shown(comparison: ComparisonRecord, rows: list[MethodRow]) -> list[tuple[str, str, str]]:
-    if comparison.text:
-        wanted = [
-            ("best", "valid_perplexity", "valid\nperplexity"),
-            ("best", "test_perplexity", "test\nperplexity"),
-            ("last", "test_perplexity", "test, last\nepoch"),
-        ]
-    else:
-        wanted = [
-            ("last", "test_top1", "test\naccuracy, %"),
-            ("best", "test_top1", "at the\nbest epoch"),
-        ]
-        if comparison.recipe["data"]["name"] == "cifar100":
-            wanted.insert(1, ("last", "test_top5", "test\ntop-5, %"))
-            wanted[0] = ("last", "test_top1", "test\ntop-1, %")
-    return [column for column in wanted if any(column[:2] in row.metrics for row in rows)]
+def _judged(rows: Sequence[MethodRow], higher: bool, power: float | None) -> list[MethodRow]:
+    """The rows with Holm's p, their verdict against the baseline and the seeds they would need."""
+    found = {
+        row.method: row.difference.p
+        for row in rows
+        if row.difference is not None and row.difference.p is not None
+    }
+    corrected = holm(found)
+    made = []
+    for row in rows:
+        p, difference = corrected.get(row.method), row.difference
+        if p is None or difference is None:
+            made.append(row)
+            continue
+        better = (difference.value > 0) == higher
+        needed = None
+        if power is not None and difference.spread is not None:
+            needed = seeds_needed(power, difference.spread, len(corrected))
+        verdict = (BETTER if better else WORSE) if p < LEVEL else ""
+        made.append(replace(row, p=p, verdict=verdict, needed=needed))
+    return made
 
 
 def _row(
     comparison: ComparisonRecord,
     method: str,
-    metric: Metric,
-    epoch: str,
-    baseline: Mapping[int, float],
+    values: Mapping[str, Mapping[int, float]],
     table: paper.Table | None,
 ) -> MethodRow:
     runs = comparison.of(method)
     done = [run for run in runs if run.status == DONE]
-    values = _values(done, epoch, metric)
-    found: dict[tuple[str, str], Mean] = {}
-    for which in ("last", "best"):
-        keys = {key for run in done for key in run.result["metrics"].get(which) or {}}
-        for key in sorted(keys):
-            summary = _mean(done, "metrics", which, key)
-            if summary is not None:
-                found[which, key] = summary
+    baseline = comparison.baseline
     return MethodRow(
         method=method,
         parts=split(method),
         done=len(done),
         asked=len(runs),
-        metrics=found,
-        difference=None if method == comparison.baseline else paired(values, baseline),
-        trace=_trace(done),
-        weight_norm=_mean(done, "weight_norm"),
-        train_loss=_mean(done, "train_loss"),
-        seconds=_mean(done, "seconds"),
+        figures=_figures(done),
+        difference=None if method == baseline else paired(values[method], values[baseline]),
         ratio=_ratio(comparison.costs.get(method)),
         searched=comparison.searches.get(method),
-        largest=_mean(done, "eigenvalues", "largest"),
-        smallest=_mean(done, "eigenvalues", "smallest"),
         bounds=frozenset(end for end in ENDS if any(_bound(run, end) for run in done)),
         stability=_stability(done),
         equilibria=_equilibria(done),
         paper=table.find(options_of(method, comparison.recipe)) if table else None,
-        values=values,
+        values=values[method],
     )
 
 
-def _values(runs: list[RunRecord], epoch: str, metric: Metric) -> dict[int, float]:
-    found = {run.seed: run.number("metrics", epoch, f"test_{metric.key}") for run in runs}
-    return {seed: value for seed, value in found.items() if value is not None}
-
-
-def _mean(runs: list[RunRecord], *path: str) -> Mean | None:
-    values = (run.number(*path) for run in runs)
-    return mean(value for value in values if value is not None)
-
-
-def _trace(runs: list[RunRecord]) -> Mean | None:
-    """Over seeds, which the error of each estimate is a part of; of a single seed, that error."""
-    summary = _mean(runs, "trace", "estimate")
-    if summary is not None and summary.n == 1:
-        errors = [run.number("trace", "stderr") for run in runs]
-        return Mean(summary.value, next((e for e in errors if e is not None), None), 1)
-    return summary
+def _figures(runs: Sequence[RunRecord]) -> dict[str, Mean]:
+    """The means over the runs, in the order of ``table.csv``."""
+    paths: dict[str, tuple[str, ...]] = {}
+    for which in ("last", "best"):
+        keys = {key for run in runs for key in run.result["metrics"].get(which) or {}}
+        paths |= {f"{which}_{key}": ("metrics", which, key) for key in sorted(keys)}
+    paths["trace"] = ("trace", "estimate")
+    paths |= {f"{end}_eigenvalue": ("eigenvalues", end) for end in ENDS}
+    paths |= {name: (name,) for name in ("weight_norm", "train_loss", "seconds")}
+    found = {}
+    for name, path in paths.items():
+        summary = mean(v for v in (run.number(*path) for run in runs) if v is not None)
+        if summary is not None and summary.n == 1 and name == "trace":  # the estimate's own error
+            errors = [run.number("trace", "stderr") for run in runs]
+            summary = replace(summary, error=next((e for e in errors if e is not None), None))
+        if summary is not None:
+            found[name] = summary
+    return found
 
 
 def _ratio(cost: Mapping[str, Any] | None) -> tuple[float, float | None, float | None] | None:

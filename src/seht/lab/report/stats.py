@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from seht.measure.numbers import MINUS, number, with_error
+
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
 """The chance that a table without any effect calls a method better or worse."""
@@ -30,6 +32,18 @@ class Mean:
     """Standard error; ``None`` for a single seed."""
     n: int
 
+    def __str__(self) -> str:
+        """``97.31 ± 0.12``, with fixed places, as the paper writes accuracies and perplexities."""
+        found = [self.value] if self.error is None else [self.value, self.error]
+        return " ± ".join(map(_fixed, found))
+
+    @property
+    def measured(self) -> str:
+        """``1,235 ± 57``: two digits of the error, and the value as far as those go."""
+        if not math.isfinite(self.value):
+            return "not finite"
+        return with_error(self.value, self.error) if self.error else number(self.value)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -44,10 +58,21 @@ class Difference:
     spread: float | None = None
     """Standard deviation of the differences."""
 
+    def __str__(self) -> str:
+        """``+0.42 [−0.10, +0.94]``."""
+        if self.low is None or self.high is None:
+            return _fixed(self.value, "+")
+        low, value, high = (_fixed(v, "+") for v in (self.low, self.value, self.high))
+        return f"{value} [{low}, {high}]"
+
     @property
     def clear(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.low is not None and self.high is not None and self.low * self.high > 0
+
+
+def _fixed(value: float, sign: str = "") -> str:
+    return f"{value:{sign},.2f}".replace("-", MINUS) if math.isfinite(value) else "not finite"
 
 
 def mean(values: Iterable[float]) -> Mean | None:

@@ -7,11 +7,9 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from seht.lab import paper
 from seht.lab.report import words
 from seht.lab.report.columns import Column, columns
-from seht.lab.report.rows import MethodRow, Rows
-from seht.lab.report.stats import Mean
+from seht.lab.report.rows import ENDS, MethodRow, Rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +28,7 @@ def markdown(table: Rows) -> str:
     ]
     for row in table.rows:
         cells = [
-            f"**{text}**" if text and is_best(table, row, column.kind) else text
+            f"**{text}**" if text and is_best(table, row, column) else text
             for column in shown
             for text in [f"{column.cell(row)} {column.detail(row)}".strip()]
         ]
@@ -51,12 +49,9 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def is_best(table: Rows, row: MethodRow, kind: str, place: int = 0) -> bool:
+def is_best(table: Rows, row: MethodRow, column: Column, place: int = 0) -> bool:
     """Whether the row is the best (or the second, ``place=1``) of a metric's column."""
-    epoch, _, key = kind.partition(" ")
-    if (epoch, key) not in row.metrics:
-        return False
-    ranked = table.ranked(epoch, key)
+    ranked = table.ranked(column.figure)
     return len(ranked) > max(1, place) and ranked[place] == row.method
 
 
@@ -83,9 +78,8 @@ def _cells(table: Rows, row: MethodRow) -> Iterator[tuple[str, object]]:
     yield "method", row.method
     yield "n", row.done
     yield "asked", row.asked
-    compared = f"{table.epoch}_test_{table.metric.key}"
     difference = row.difference
-    yield f"difference_{compared}", difference and difference.value
+    yield f"difference_{table.compared}", difference and difference.value
     yield "difference_low", difference and difference.low
     yield "difference_high", difference and difference.high
     yield "difference_n", difference and difference.n
@@ -94,19 +88,10 @@ def _cells(table: Rows, row: MethodRow) -> Iterator[tuple[str, object]]:
     if table.power is not None:
         yield "power_difference", table.power
         yield "power_seeds", row.needed
-    for (epoch, key), summary in row.metrics.items():
-        yield from _mean(f"{epoch}_{key}", summary)
-    for name, found in (
-        ("trace", row.trace),
-        ("largest_eigenvalue", row.largest),
-        ("smallest_eigenvalue", row.smallest),
-        ("weight_norm", row.weight_norm),
-        ("train_loss", row.train_loss),
-        ("seconds", row.seconds),
-    ):
-        if found is not None:
-            yield from _mean(name, found)
-    if row.largest is not None or row.smallest is not None:
+    for name, summary in row.figures.items():
+        yield name, summary.value
+        yield f"{name}_stderr", summary.error
+    if any(f"{end}_eigenvalue" in row.figures for end in ENDS):
         yield "eigenvalue_bounds", " ".join(sorted(row.bounds))
     if row.stability is not None:
         yield "stability", row.stability
@@ -123,11 +108,6 @@ def _cells(table: Rows, row: MethodRow) -> Iterator[tuple[str, object]]:
         yield "ratio_with_search", row.total
 
 
-def _mean(name: str, summary: Mean) -> Iterator[tuple[str, object]]:
-    yield name, summary.value
-    yield f"{name}_stderr", summary.error
-
-
 # --- the terminal -----------------------------------------------------------------------------
 
 
@@ -138,7 +118,7 @@ def terminal(table: Rows, width: int = 100) -> Table:
 
     shown = columns(table)
     # Whole columns go where there is no room: half a figure is worse than none.
-    keep = sorted(shown, key=lambda column: _PRIORITY.get(column.kind, len(_PRIORITY)))
+    keep = sorted(shown, key=lambda column: column.priority)
     console = Console(width=10_000)
     while True:
         drawn = _draw(table, [column for column in shown if column in keep], max(24, width // 3))
@@ -146,20 +126,6 @@ def terminal(table: Rows, width: int = 100) -> Table:
         if needed <= width or len(keep) <= 1:
             return drawn
         keep.pop()
-
-
-_PRIORITY = {
-    "last test_top1": 0,
-    "best test_perplexity": 0,
-    "difference": 1,
-    "power": 2,
-    "n": 2,
-    "cost": 3,
-    "trace": 4,
-    "paper": 5,
-    "stability": 6,
-    "eigenvalue": 7,
-}
 
 
 def _draw(table: Rows, shown: list[Column], widest: int) -> Table:
@@ -183,14 +149,14 @@ def _draw(table: Rows, shown: list[Column], widest: int) -> Table:
         drawn.add_row(
             Text(_folded(row, widest)),
             *(
-                Text(column.cell(row), style="bold" if is_best(table, row, column.kind) else "")
+                Text(column.cell(row), style="bold" if is_best(table, row, column) else "")
                 for column in shown
             ),
             end_section=last_above or number + 1 == len(table.rows),
         )
-    for theirs in table.quoted if any(column.kind == "paper" for column in shown) else []:
+    for theirs in table.quoted if any(column.figure == "paper" for column in shown) else []:
         drawn.add_row(
-            Text(quoted_label(theirs), style="dim"),
+            Text(f"{theirs.label} (paper only)", style="dim"),
             *(Text(column.quoted(theirs), style="dim") for column in shown),
         )
     return drawn
@@ -205,8 +171,3 @@ def _folded(row: MethodRow, width: int) -> str:
     return "\n".join(
         line if len(line) <= width else line.replace("(", "\n  (") for line in text.split("\n")
     )
-
-
-def quoted_label(row: paper.Row) -> str:
-    """A row that only the paper has."""
-    return f"{row.label} (paper only)"

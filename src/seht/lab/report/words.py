@@ -8,10 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
+from seht.lab.report.columns import columns, trace_in_words
 from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
-from seht.lab.report.numbers import interval, plain
-from seht.lab.report.rows import Rows
-from seht.lab.report.verdicts import BETTER, WORSE, leaders
+from seht.lab.report.rows import BETTER, WORSE, Rows
 
 
 def title(table: Rows) -> str:
@@ -22,14 +21,14 @@ def title(table: Rows) -> str:
 
 def lead(table: Rows) -> str:
     """The answer in a few sentences; no method is called best where the data do not decide."""
-    group = leaders(table)
+    group = table.leaders()
     if not group:
         return "No run is done yet."
-    baseline, key = table.comparison.baseline, (table.epoch, f"test_{table.metric.key}")
+    baseline = table.comparison.baseline
     what, unit = ("perplexity", "") if table.comparison.text else ("accuracy", " %")
     so_far = "" if all(run.status == FAILED for run, _ in gaps(table)) else " so far"
     best = group[0]
-    value = plain(best.metrics[key]) + unit
+    value = f"{best.figures[table.compared]}{unit}"
     if len(group) > 1:
         named = [f"{best.method} ({value})", *(row.method for row in group[1:3])]
         if len(group) > 3:
@@ -39,7 +38,7 @@ def lead(table: Rows) -> str:
     else:
         said = f"The best test {what}{so_far} is that of {best.method}, {value}"
         if best.difference is not None:
-            said += f"; difference to {baseline} {interval(best.difference)}"
+            said += f"; difference to {baseline} {best.difference}"
     compared = [row for row in table.rows if row.p is not None]
     if not compared:
         return f"{said}."
@@ -61,7 +60,7 @@ def _none(number: int) -> str:
 
 def brief(table: Rows) -> str:
     """The terminal's caption."""
-    said = f"mean ± standard error over n seeds; {_which(table)}; trace: {_trace(table)}"
+    said = f"mean ± standard error over n seeds; {_which(table)}; trace: {trace_in_words(table)}"
     if any(row.verdict for row in table.rows):
         said += "; *: p below 5 % after Holm's correction"
     gaps_ = gaps(table)
@@ -74,17 +73,9 @@ def brief(table: Rows) -> str:
 
 
 def _which(table: Rows) -> str:
-    if table.epoch == "last":
+    if not table.comparison.text:
         return "test accuracy after the last epoch"
     return "test perplexity at the epoch that was best on the validation text"
-
-
-def _trace(table: Rows) -> str:
-    probes = {run.number("trace", "probes") for run in table.comparison.runs.values()} - {None}
-    said = "tr(H) of the training loss at the end"
-    if len(probes) == 1:
-        said += f", {next(iter(probes)):.0f} probes a run"
-    return said
 
 
 def notes(table: Rows) -> list[str]:
@@ -96,97 +87,28 @@ def notes(table: Rows) -> list[str]:
 
 def glossary(table: Rows) -> Iterator[tuple[str, str]]:
     """Every term of the table, with what it means."""
-    c = table.comparison
     yield "±", "the standard error of the mean over n seeds (s / √n)."
     yield _compared(table)
-    yield f"difference to {c.baseline}", _PAIRED
+    # A dict as an ordered set: some columns share an entry.
+    yield from dict.fromkeys(column.meaning for column in columns(table) if column.meaning)
     if any(row.p is not None for row in table.rows):
         yield "*", _HOLM
-    if any(row.needed for row in table.rows):
-        yield f"seeds for {table.power:g}", _NEEDED
-    kept = {key for row in table.rows for _, key in row.metrics}
-    if "test_ece" in kept:
-        yield "calibration error", _CALIBRATION
-    if any(key.endswith("bit") for key in kept):
-        yield "at 8, 4, 3 bits; with 1, 3, 10 % noise", _ROBUSTNESS
-    if any(row.ratio for row in table.rows):
-        what = f"a training step in steps of {c.baseline}, timed in turns with it in one process."
-        yield "cost", what
-    if any(row.total for row in table.rows):
-        yield "with search", _SEARCH
-    if any(row.trace for row in table.rows):
-        yield "trace", f"{_trace(table)}, its mean over seeds. Smaller is flatter."
-    if any(row.weight_norm for row in table.rows):
-        yield "weight norm", "of all parameters at the end."
-    if any(row.train_loss for row in table.rows):
-        yield "training loss", _TRAINING_LOSS
-    if any(row.largest or row.smallest for row in table.rows):
-        yield "eigenvalues", _eigenvalues(table)
-    if any(row.stability for row in table.rows):
-        yield "curvature at the end", _STABILITY
     if table.paper is not None:
-        number = str(c.recipe["paper"]).replace("table", "table ")
+        number = str(table.comparison.recipe["paper"]).replace("table", "table ")
         what = f"printed in {paper.SOURCE}, {number} ({table.paper.title})"
         yield "paper", f"{what}: mean ± standard error over 5 runs. We did not measure it."
-        yield from _about_paper(table, table.paper)
+        yield from _about_paper(table.paper)
 
 
-_PAIRED = (
-    "of runs with the same seed, so the same initial weights and order of data; the mean over "
-    "pairs and Student's 95 % interval."
-)
 _HOLM = (
     "better or worse than the baseline: the paired t-test's p is below 5 % after Holm's correction "
     "for all methods of the table. An interval by itself is not corrected. Bold is the best mean, "
     "decided or not."
 )
-_NEEDED = (
-    "how many would show a difference of that size to the baseline in four of five tables, by the "
-    "strictest step of Holm's correction, from the spread of the differences seen. With few seeds "
-    "that spread is itself rough."
-)
-_CALIBRATION = (
-    "how far a prediction's confidence is from its chance to be right, on the test data in 15 "
-    "equal bins of confidence (expected calibration error). 0 is best."
-)
-_ROBUSTNESS = (
-    "the same figure with the weights rounded to so many bits (to nearest, a scale for each output "
-    "channel), or with Gaussian noise of that share of each tensor's root mean square, one draw a "
-    "run. Weights of two or more dimensions; biases and norms stay."
-)
-_SEARCH = (
-    "one training and the search for its setting, in trainings of the baseline: cost times one "
-    "more than the runs of the search. Chosen by validation accuracy, then loss, on labels as "
-    "noisy as the training ones, with other seeds than those here."
-)
-_TRAINING_LOSS = (
-    "plain cross-entropy of the weights at the end, in evaluation mode, on up to 1,000 training "
-    "images or 20,000 tokens; in the figures it is the mean over an epoch's steps, as trained."
-)
-_STABILITY = (
-    "of the training loss around the final weights. Upward: every direction leads up, as in a "
-    "minimum. Partly downward: some direction still leads down, as at a saddle. Partly flat: some "
-    "direction is level within the error. Settled: the gradient asks for a step of less than a "
-    "thousandth of the weights along the stiffest direction; otherwise training was still moving. "
-    "The paper's section 3.4 calls these stable, unstable and marginal, at an equilibrium or not."
-)
-
-
-def _eigenvalues(table: Rows) -> str:
-    said = (
-        "the largest and smallest of the Hessian of the training loss at the end, on a part of the "
-        "training data; the paper's section 3.3."
-    )
-    if any(row.bounds for row in table.rows):
-        said += (
-            " ≥ and ≤: in some run the search ended before the value was found to a twentieth: the "
-            "eigenvalue is at least, or at most, what is said (--spectrum allows more products)."
-        )
-    return said
 
 
 def _compared(table: Rows) -> tuple[str, str]:
-    if table.epoch == "last":
+    if not table.comparison.text:
         return "test accuracy", (
             "of the weights after the last epoch; at the best epoch: of those that were best on "
             "the validation split. The test set is read once, at the end of a run."
@@ -197,14 +119,12 @@ def _compared(table: Rows) -> tuple[str, str]:
     )
 
 
-def _about_paper(table: Rows, theirs: paper.Table) -> Iterator[tuple[str, str]]:
+def _about_paper(theirs: paper.Table) -> Iterator[tuple[str, str]]:
     quoted = [row.label for row in theirs.rows if row.quoted]
     if quoted:
         yield "†", f"quoted by the paper from other publications: {', '.join(quoted)}."
-    for row in theirs.rows:
-        if row.note and not row.note.startswith("left out"):
-            yield row.label, f"{row.note}."
-    left_out = [row.label for row in theirs.rows if row.note.startswith("left out")]
+    yield from ((row.label, f"{row.note}.") for row in theirs.rows if row.note and row.printed)
+    left_out = [row.label for row in theirs.rows if not row.printed]
     if left_out:
         yield ", ".join(left_out), "left out of the printed table, discussed in the paper's text."
     if theirs.elsewhere:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from seht.lab.data import images
+from seht.lab.data.examples import Examples, Labelled
 from seht.lab.models import build
 from seht.lab.recipes import recipe
 
@@ -27,7 +28,7 @@ WANTED = 0.10
 def random_pictures():
     x = torch.randint(256, (50_000, 3, 32, 32), dtype=torch.uint8)
     y = torch.randint(10, (50_000,))
-    return images.Pictures(x, y, x[:1], y[:1], 10, 255, *images.CIFAR_MOMENTS["cifar10"])
+    return Labelled(x, y, x[:1], y[:1], 10, 255, *images.CIFAR_MOMENTS["cifar10"])
 
 
 def main():
@@ -46,7 +47,7 @@ def main():
         what, pictures = "CIFAR-10", images.pictures("cifar10")
     else:  # nothing is fetched for a benchmark
         what, pictures = "random images", random_pictures()
-    data = images.Images(pictures, chosen, 0, "cpu")
+    data = Examples(pictures, chosen, 0, "cpu")
     model = build(chosen.model, data)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loading, training = [], []

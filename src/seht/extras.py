@@ -24,6 +24,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "tqdm",
     ),
     "ray": ("ray",),
+    "series": ("aeon",),
     "crosscheck": ("curvlinops", "hessian_eigenthings", "pyhessian"),
 }
 """What each extra brings, by the names that are imported."""

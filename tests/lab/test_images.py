@@ -10,6 +10,7 @@ from real_data import needs
 
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
 from seht.lab.data import DataError, augment, files, images, load, pickles
+from seht.lab.data.examples import Examples, Labelled
 from seht.lab.recipes import override, recipe
 
 
@@ -65,7 +66,7 @@ def test_without_validation_the_split_is_empty():
     "sizes", [{"size": 701}, {"size": 600, "validation": 101}, {"validation": 700}]
 )
 def test_more_images_than_there_are(sizes):
-    with pytest.raises(DataError, match=r"digits has 700 images .* lower one of them"):
+    with pytest.raises(DataError, match=r"digits has 700 examples .* lower one of them"):
         load(of(**sizes), 0)
 
 
@@ -170,8 +171,8 @@ def test_the_border_is_black_before_normalising(monkeypatch):
     """A shifted border holds what a black pixel becomes, not zero."""
     white = torch.full((8, 3, 8, 8), 255, dtype=torch.uint8)
     label = torch.zeros(8, dtype=torch.int64)
-    made = images.Pictures(white, label, white, label, 2, 255, (0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
-    data = images.Images(made, of("cifar10", batch=8, crop=2), 0, "cpu")
+    made = Labelled(white, label, white, label, 2, 255, (0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
+    data = Examples(made, of("cifar10", batch=8, crop=2), 0, "cpu")
     (batch,) = data.train_batches(0)
     for channel, (mean, std) in enumerate(zip(made.mean, made.std, strict=True)):
         values = batch.x[:, channel].unique()

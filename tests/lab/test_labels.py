@@ -9,7 +9,7 @@ from small import FEW, digits, train
 
 from seht.lab.compare import Comparison, Entry
 from seht.lab.config import DataConfig
-from seht.lab.data import DataError, images, load
+from seht.lab.data import DataError, examples, images, load
 from seht.lab.data.labels import replaced, share_wrong
 from seht.lab.methods.parse import parse
 from seht.lab.recipes import RECIPES, identity, override, recipe
@@ -159,12 +159,15 @@ def test_the_command_of_a_report_repeats_a_recipe_without_its_noise(tmp_path):
 
 def test_validation_is_cut_from_the_images_or_comes_on_top():
     count = images.POOL
-    assert images.split(DataConfig("digits", **SETTINGS), count) == (slice(0, 240), slice(240, 300))
+    assert examples.split(DataConfig("digits", **SETTINGS), count) == (
+        slice(0, 240),
+        slice(240, 300),
+    )
     beside = DataConfig("digits", size=300, validation=60)
-    assert images.split(beside, count) == (slice(0, 300), slice(count - 60, count))
+    assert examples.split(beside, count) == (slice(0, 300), slice(count - 60, count))
     assert recipe("digits").data == DataConfig("digits", size=300, validation=400)
     with pytest.raises(DataError, match="lower one of them"):
-        images.split(DataConfig("digits", size=count + 1, validation=60, within=True), count)
+        examples.split(DataConfig("digits", size=count + 1, validation=60, within=True), count)
 
 
 @needs("cifar10")
@@ -190,7 +193,8 @@ NOISY = [name for name in RECIPES if "noisy" in name]
 @pytest.mark.parametrize("name", NOISY)
 def test_noisy_recipes(name):
     made = recipe(name)
-    assert (made.data.noise, made.data.noise_kind, made.paper) == (0.4, "uniform", None)
+    noise = 0.2 if name == "cifar10-large-noisy" else 0.4
+    assert (made.data.noise, made.data.noise_kind, made.paper) == (noise, "uniform", None)
     assert made.data.within and made.data.validation
     trace = made.settings["seht-h"]
     assert (
@@ -208,6 +212,9 @@ def test_their_names():
         "cifar10-low-noisy",
         "cifar10-noisy",
         "cifar10-noisy-small",
+        "cifar10-large-noisy",
+        "cancer-noisy",
+        "italy-power-noisy",
     }
     low = recipe("cifar10-16")
     assert (low.data.size, low.data.average, low.epochs, low.optim.lr) == (2000, 2, 40, 0.1)
@@ -222,7 +229,11 @@ def test_their_names():
         ("digits", {"data.noise": "nan"}, r"data.noise must be in \[0, 1\)"),
         ("digits", {"data.noise": "0.5", "data.noise_kind": "pair"}, "below 0.5 .* pair"),
         ("digits", {"data.noise_kind": "pairs"}, "did you mean 'pair'"),
-        ("pydocs", {"data.noise": "0.1"}, "data.noise is about images .* pydocs is text"),
+        (
+            "pydocs",
+            {"data.noise": "0.1"},
+            "about examples with labels, and pydocs is text",
+        ),
         ("pydocs", {"data.average": "2"}, "data.average is about images"),
         ("digits-noisy", {"data.validation": "300"}, "leaves none to train on; lower it"),
     ],

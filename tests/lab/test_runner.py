@@ -159,13 +159,16 @@ def test_without_a_validation_split_the_best_epoch_is_the_last(tmp_path):
 
 
 def test_a_search_never_sees_the_test_set(tmp_path, monkeypatch):
-    from seht.lab.data.images import Images
+    from seht.lab.data.examples import Examples
 
     asked = []
-    real = Images.eval_batches
-    monkeypatch.setattr(
-        Images, "eval_batches", lambda self, split, *a: asked.append(split) or real(self, split, *a)
-    )
+    real = Examples.eval_batches
+
+    def watched(self, split, *a):
+        asked.append(split)
+        return real(self, split, *a)
+
+    monkeypatch.setattr(Examples, "eval_batches", watched)
     train(digits(), "none", 0, tmp_path / "a", test=False)
     assert asked.count("test") == 0 and asked.count("valid") == 3
     train(digits(), "none", 0, tmp_path / "b")

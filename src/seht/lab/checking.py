@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from seht.errors import unknown
@@ -16,8 +17,8 @@ NOISES = ("uniform", "pair")
 def check(recipe: Recipe) -> None:
     """Raise if the recipe cannot be trained."""
     data, model, optim = recipe.data, recipe.model, recipe.optim
-    _one_of("data.name", data.name, (*config.IMAGES, *config.TEXTS))
-    _one_of("model.name", model.name, _MODELS[recipe.task])
+    _one_of("data.name", data.name, tuple(itertools.chain(*config.KINDS.values())))
+    _one_of("model.name", model.name, config.MODELS[recipe.task])
     _one_of("model.norm", model.norm, ("batch", "group", "none"))
     _one_of("optim.name", optim.name, tuple(OPTIMIZERS))
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
@@ -68,15 +69,15 @@ def check(recipe: Recipe) -> None:
         )
     if model.name == "wrn" and (model.depth - 4) % 6:
         raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
-    if optim.schedule == "plateau" and recipe.task == "image" and not data.validation:
+    if optim.schedule == "plateau" and recipe.task != "text" and not data.validation:
         raise ValueError(
             "optim.schedule plateau looks at the validation loss, and data.validation is 0; hold "
-            "some images out, or choose another schedule"
+            "some examples out, or choose another schedule"
         )
-    _check_images(recipe)
+    _check_data(recipe)
 
 
-def _check_images(recipe: Recipe) -> None:
+def _check_data(recipe: Recipe) -> None:
     """What is about labels and pixels."""
     data = recipe.data
     if not 0 <= data.noise < 1:
@@ -86,23 +87,28 @@ def _check_images(recipe: Recipe) -> None:
             f"data.noise must be below 0.5 with data.noise_kind pair, not {data.noise}: most of a "
             "class would have the other's label"
         )
-    if recipe.task == "text":
-        for name in ("noise", "average", "within"):
+    labels = ("noise", "within")
+    pixels = ("average", *(() if recipe.task == "text" else ("crop", "flip")))
+    for about, names, tasks in (
+        ("examples with labels", labels, ("image", "table", "series")),
+        ("images", pixels, ("image",)),
+    ):
+        for name in () if recipe.task in tasks else names:
             if getattr(data, name) != DataConfig.__dataclass_fields__[name].default:
+                known = itertools.chain(*(config.KINDS[task] for task in tasks))
                 raise ValueError(
-                    f"data.{name} is about images with labels, and {data.name} is text; leave it "
-                    "out, or choose one of " + ", ".join(config.IMAGES)
+                    f"data.{name} is about {about}, and {data.name} is {recipe.task}; leave it "
+                    f"out, or choose one of {', '.join(known)}"
                 )
     if data.within and data.size is not None and data.validation >= data.size:
         raise ValueError(
-            f"data.validation ({data.validation}) is cut from the data.size ({data.size}) images "
-            "and leaves none to train on; lower it"
+            f"data.validation ({data.validation}) is cut from the data.size ({data.size}) "
+            "examples and leaves none to train on; lower it"
         )
 
 
 # Beyond these is a slip of the hand, which torch answers with an overflow or a crash.
 _MANY, _MOST, _WIDE, _THREADS = 10**6, 10**12, 2**16, 1024
-_MODELS = {"image": ("resnet18", "wrn", "cnn"), "text": ("lstm", "gru", "gpt")}
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -8,8 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-IMAGES = ("cifar10", "cifar100", "digits")
-TEXTS = ("wikitext2", "pydocs")
+KINDS = {
+    "image": ("cifar10", "cifar100", "digits"),
+    "table": ("cancer",),
+    "series": ("italy-power",),
+    "text": ("wikitext2", "pydocs"),
+}
+"""The data sets, by the task that they are for: classification, or of text language modelling."""
+MODELS = {
+    "image": ("resnet18", "wrn", "cnn"),
+    "table": ("mlp",),
+    "series": ("cnn",),
+    "text": ("lstm", "gru", "gpt"),
+}
+"""The networks that take the data of a task."""
 
 
 @dataclass(frozen=True)
@@ -17,16 +29,17 @@ class DataConfig:
     """Which data, how much of it, and how images are augmented."""
 
     name: str
-    """cifar10, cifar100, digits (images); wikitext2, pydocs (text)."""
+    """cifar10, cifar100, digits (images); cancer (table); italy-power (series); wikitext2, pydocs
+    (text)."""
     size: int | None = None
-    """Keep so many training images, drawn with the run's seed, or the first so many tokens of a
+    """Keep so many training examples, drawn with the run's seed, or the first so many tokens of a
     text; ``None``: all of them."""
     validation: int = 0
-    """Images held out of the training data, drawn with the seed; with 0 nothing can be chosen on
+    """Examples held out of the training data, drawn with the seed; with 0 nothing can be chosen on
     them. Texts have splits of their own: keep the first so many tokens of each, 0: all of them."""
     within: bool = False
-    """Cut the validation images out of the ``size`` ones, so that with ``validation`` 0 all of them
-    are trained on; otherwise they come on top."""
+    """Cut the validation examples out of the ``size`` ones, so that with ``validation`` 0 all are
+    trained on; otherwise they come on top."""
     noise: float = 0.0
     """The fraction of the training and validation labels that are replaced, drawn with the seed;
     never the test set's."""
@@ -50,9 +63,9 @@ class ModelConfig:
     """A network of :mod:`seht.lab.models`; what the network does not know is ignored."""
 
     name: str
-    """resnet18, wrn, cnn (images); lstm, gru, gpt (text)."""
+    """resnet18, wrn, cnn (images); mlp (table); cnn (series); lstm, gru, gpt (text)."""
     width: int = 64
-    """Channels of the first layer; a Wide ResNet's usual one is 16."""
+    """Channels of the first layer, a Wide ResNet's usual one is 16; units of a layer of an mlp."""
     depth: int = 28
     """Wide ResNet: 6n + 4 layers."""
     factor: int = 10
@@ -60,13 +73,14 @@ class ModelConfig:
     norm: str = "batch"
     """batch, group, or none (which only the cnn trains well without)."""
     dropout: float = 0.0
-    """Between the convolutions of a block, before the cnn's last layer, between layers of text."""
+    """Between the convolutions of a block, before the last layer of a cnn or an mlp, between layers
+    of text."""
     embedding: int = 512
     """Text: numbers that stand for a word; a gpt's width."""
     hidden: int = 512
     """Text: units of a recurrent layer."""
     layers: int = 2
-    """Text: recurrent layers, or a gpt's blocks."""
+    """Text: recurrent layers, or a gpt's blocks; hidden layers of an mlp."""
     heads: int = 4
     """gpt: attention heads, which share the width."""
     init: float = 0.1
@@ -112,7 +126,7 @@ class Recipe:
     model: ModelConfig
     optim: OptimConfig
     batch: int
-    """Images of a step, or parallel streams of text."""
+    """Examples of a step, or parallel streams of text."""
     epochs: int
     """Times through the training data."""
     eval_batch: int = 500
@@ -132,5 +146,5 @@ class Recipe:
 
     @property
     def task(self) -> str:
-        """``image`` (classification) or ``text`` (language modelling)."""
-        return "text" if self.data.name in TEXTS else "image"
+        """``image``, ``table`` or ``series`` (classification), or ``text`` (language modelling)."""
+        return next((task for task, names in KINDS.items() if self.data.name in names), "image")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from seht.lab.evaluate import LOSS_EXAMPLES, evaluate
+from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate
 from seht.lab.robustness import robustness
 from seht.lab.training import Training
 
@@ -32,18 +32,19 @@ def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, fl
     return found
 
 
-def robust(training: Training, task: str, test: bool) -> dict[str, float]:
+def robust(training: Training, which: str, test: bool) -> dict[str, float]:
     """What rounding and noise cost the weights that the model has now.
 
-    For one of the tasks only: the report compares the last weights of images, the best of text.
+    Of those that the report compares: text's ``best``, otherwise the ``last``.
     """
     recipe = training.recipe
-    if not (test and recipe.robustness and recipe.task == task):
+    text = recipe.task == "text"
+    if not (test and recipe.robustness and which == ("best" if text else "last")):
         return {}
-    key = "perplexity" if task == "text" else "top1"
+    key = "perplexity" if text else "top1"
 
     def measure() -> float:
-        return evaluate(training.own, training.data.eval_batches("test"), task)[key]
+        return evaluate(training.own, training.data.eval_batches("test"), recipe.task)[key]
 
     found = robustness(training.bare, measure, training.seed)
     return {f"test_{key}_{name}": value for name, value in found.items()}
@@ -52,5 +53,6 @@ def robust(training: Training, task: str, test: bool) -> dict[str, float]:
 def train_loss(training: Training) -> float:
     """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
     task = training.recipe.task
-    batches = training.data.eval_batches("train", LOSS_EXAMPLES[task])
+    most = LOSS_TOKENS if task == "text" else LOSS_EXAMPLES
+    batches = training.data.eval_batches("train", most)
     return evaluate(training.own, batches, task)["loss"]

@@ -18,14 +18,14 @@ from seht.lab.methods.base import Batch
 from seht.lab.methods.loss import detached
 
 TRACE_EXAMPLES = 1000
-LOSS_EXAMPLES = {"image": 1000, "text": 20_000}
-"""Training images, or tokens, whose loss is computed at the end."""
+LOSS_EXAMPLES, LOSS_TOKENS = 1000, 20_000
+"""Of the training data, whose loss is computed at the end."""
 TRACE_PROBES = 10
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str, float]:
-    """Images: ``loss``, ``top1`` and ``top5`` in per cent. Text: ``loss`` and ``perplexity``.
+    """Classes: ``loss``, ``top1`` and ``top5`` in per cent. Text: ``loss`` and ``perplexity``.
 
     Of both ``ece``, the calibration error in per cent (:mod:`seht.lab.calibration`). The perplexity
     is the exponential of the plain cross-entropy per token. Empty without batches.

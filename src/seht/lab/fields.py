@@ -90,7 +90,7 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
         part, _, leaf = name.rpartition(".")
         (values[part] if part else values)[leaf] = value
     # Of a text data.validation cuts the test split too.
-    if changed - (_OURS if recipe.task == "image" else _OURS - {"data.validation"}):
+    if changed - (_OURS - {"data.validation"} if recipe.task == "text" else _OURS):
         values["paper"] = None
     return from_dict(values)
 

@@ -25,7 +25,7 @@ FOLDER = "tuned"
 def whole(recipe: Recipe) -> Recipe:
     """The recipe with its validation examples among those that it trains on."""
     data = recipe.data
-    if recipe.task != "image":
+    if recipe.task == "text":
         raise RunError(
             f"--refit trains on the validation examples too, and {recipe.name} has them in a text "
             "of their own; leave it out"

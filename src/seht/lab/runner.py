@@ -196,13 +196,13 @@ class _Loop:
             found |= spectrum(model, batches, self.trial.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
         best = ending.figures(training, last, self.trial.test)
-        metrics = {"last": best | ending.robust(training, "image", self.trial.test)}
+        metrics = {"last": best | ending.robust(training, "last", self.trial.test)}
         row = self.best["row"] if self.best else last
         if self.best is not None and row["epoch"] != last["epoch"]:
             training.model.load_state_dict(self.best["weights"])
             best = ending.figures(training, row, self.trial.test)
         metrics["best"] = (
-            best | ending.robust(training, "text", self.trial.test) | {"epoch": row["epoch"]}
+            best | ending.robust(training, "best", self.trial.test) | {"epoch": row["epoch"]}
         )
         return self.result("done", None, training.step, metrics, found)
 

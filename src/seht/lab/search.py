@@ -73,7 +73,7 @@ def best(
     """One entry for each list of candidates."""
     from seht.lab.compare import run
 
-    if comparison.recipe.task == "image" and not comparison.recipe.data.validation:
+    if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
         raise RunError(
             f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
             "training examples out with --data.validation 500"

@@ -18,15 +18,16 @@ __all__ = ["Data", "DataError", "load"]
 
 
 class Data(Protocol):
-    """What the loop and the models need to know of data, images or text."""
+    """What the loop and the models need to know of data, labelled examples or text."""
 
     classes: int
-    """Of images, or the number of words."""
-    example: tuple[int, int, int] | None
-    """Channels, height and width; ``None`` for text."""
+    """Of examples, or the number of words."""
+    example: tuple[int, ...] | None
+    """Channels, height and width of an image, channels and length of a series, the columns of a
+    table; ``None`` for text."""
     steps_per_epoch: int
     context: int
-    """Text: tokens in the longest stretch; 0 for images."""
+    """Text: tokens in the longest stretch; 0 otherwise."""
     wrong: dict[str, float]
     """The fraction of labels that were replaced by wrong ones, by split; empty without noise."""
 
@@ -39,8 +40,8 @@ class Data(Protocol):
     def eval_batches(self, split: str, limit: int | None = None) -> Iterator[Batch]:
         """``"train"``, ``"valid"`` or ``"test"`` in its fixed order, not augmented.
 
-        ``limit``: at most so many images; or text up to the stretch that reaches so many tokens.
-        With ``data.validation`` 0 the validation split of images is empty.
+        ``limit``: at most so many examples; or text up to the stretch that reaches so many tokens.
+        With ``data.validation`` 0 the validation split is empty, but for text.
         """
 
 
@@ -52,8 +53,10 @@ def load(
     device: str = "cpu",
 ) -> Data:
     """The data of a run; files are found or fetched, and verified, by :mod:`.files`."""
-    from seht.lab.data import images, text
+    from seht.lab.data import examples, images, tables, text
 
     if recipe.task == "text":
         return text.Text(text.corpus(recipe.data, data_dir), recipe, device)
-    return images.Images(images.pictures(recipe.data.name, data_dir), recipe, seed, device)
+    name = recipe.data.name
+    source = images.pictures(name, data_dir) if recipe.task == "image" else tables.table(name)
+    return examples.Examples(source, recipe, seed, device)

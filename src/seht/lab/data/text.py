@@ -36,7 +36,7 @@ class Text:
     goes on where it ended; nothing here is random.
     """
 
-    example: tuple[int, int, int] | None = None
+    example: tuple[int, ...] | None = None
 
     def __init__(self, corpus: Corpus, recipe: Recipe, device: str) -> None:
         self._streams = {

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from seht.lab.config import Recipe
+from seht.lab.config import KINDS, Recipe
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Batch:
     """One step's examples."""
 
     x: Tensor
-    """Images ``(batch, channels, height, width)``, normalised; or tokens ``(time, batch)``."""
+    """Examples ``(batch, ...)``, such as images ``(batch, channels, height, width)``, normalised;
+    or tokens ``(time, batch)``."""
     y: Tensor
     """Classes ``(batch,)``; or the next tokens ``(time, batch)``."""
     other: Tensor | None = None
@@ -89,7 +90,7 @@ class Method:
     """
 
     name: ClassVar[str]
-    tasks: ClassVar[frozenset[str]] = frozenset({"image", "text"})
+    tasks: ClassVar[frozenset[str]] = frozenset(KINDS)
     """Where it makes sense."""
     excludes: ClassVar[frozenset[str]] = frozenset()
     """Names of methods that contradict this one."""

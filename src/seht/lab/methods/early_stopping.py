@@ -30,10 +30,10 @@ class EarlyStopping(Method):
 
     def configure(self, recipe: Recipe) -> Recipe:
         """There must be something to choose on."""
-        if recipe.task == "image" and not recipe.data.validation:
+        if recipe.task != "text" and not recipe.data.validation:
             raise ValueError(
-                "early-stopping chooses the epoch on validation images, and data.validation is 0; "
-                "hold some out, for example --data.validation 60"
+                "early-stopping chooses the epoch on validation examples, and data.validation is "
+                "0; hold some out, for example --data.validation 60"
             )
         return recipe
 

@@ -22,7 +22,7 @@ class Jacobian(Method):
     """
 
     name = "jacobian"
-    tasks = frozenset({"image"})
+    tasks = frozenset({"image", "table", "series"})
     input_gradient = True
 
     def __init__(self, *, weight: float = 0.01, projections: int = 1) -> None:

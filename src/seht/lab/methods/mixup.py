@@ -23,7 +23,7 @@ class Mixup(Method):
     """
 
     name = "mixup"
-    tasks = frozenset({"image"})
+    tasks = frozenset({"image", "table", "series"})
 
     def __init__(self, *, alpha: float = 1.0) -> None:
         self.alpha = positive("alpha", alpha)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seht import WeightPath
 from seht.errors import unknown
-from seht.lab.config import Recipe
+from seht.lab.config import KINDS, Recipe
 from seht.lab.methods import METHODS
 from seht.lab.methods.base import Method
 from seht.lab.methods.combined import Combined
@@ -54,7 +54,7 @@ class Spec:
         )
 
     def fits(self, task: str) -> bool:
-        """Whether every part makes sense for ``image`` or ``text``."""
+        """Whether every part makes sense for a task."""
         return all(task in METHODS[name].tasks for name, _ in self.parts)
 
     def build(self, recipe: Recipe) -> Combined:
@@ -62,10 +62,11 @@ class Spec:
         made: dict[str, Method] = {}
         for name, options in sorted(self.parts, key=lambda part: list(METHODS).index(part[0])):
             if recipe.task not in METHODS[name].tasks:
-                kind = {"image": "text", "text": "images"}[recipe.task]
+                words = {"image": "images", "table": "tables"}
+                kinds = [words.get(task, task) for task in KINDS if task in METHODS[name].tasks]
                 raise ValueError(
-                    f"{name} works on {kind}, and recipe {recipe.name} is {recipe.task}; leave it "
-                    "out"
+                    f"{name} works on {', '.join(kinds)}, and recipe {recipe.name} is "
+                    f"{recipe.task}; leave it out"
                 )
             settings = _checked(name, recipe.settings.get(name, {}))
             made[name] = _make(name, METHODS[name].settled(settings, dict(options)))

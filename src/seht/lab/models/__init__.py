@@ -1,6 +1,7 @@
 """The networks of the experiments: ResNet-18, Wide ResNet, a small CNN, LSTM, GRU, GPT and MLP.
 
-Image models take ``(batch, channels, height, width)`` and return logits. Language models take
+Classifiers take ``(batch, ...)``, such as images ``(batch, channels, height, width)``, and return
+logits. Language models take
 tokens ``(time, batch)`` and return ``(logits, hidden)``, logits ``(time, batch, vocabulary)``.
 :func:`build` makes the network of a recipe.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from seht.errors import unknown
+from seht.lab.config import MODELS
 from seht.lab.models.gpt import GPT, GPTBlock
 from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
 from seht.lab.models.images import resnet18 as resnet18
@@ -27,10 +29,8 @@ __all__ = [
     "ACTIVATIONS",
     "CNN",
     "GPT",
-    "IMAGE",
     "MLP",
     "NORMS",
-    "TEXT",
     "BasicBlock",
     "GPTBlock",
     "RecurrentLM",
@@ -41,9 +41,6 @@ __all__ = [
     "build",
     "resnet18",
 ]
-
-IMAGE = ("resnet18", "wrn", "cnn")
-TEXT = ("lstm", "gru", "gpt")
 
 
 def build(config: ModelConfig, data: Data) -> nn.Module:
@@ -61,7 +58,7 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
             heads=config.heads,
             dropout=config.dropout,
         )
-    if config.name in TEXT:
+    if config.name in MODELS["text"]:
         return RecurrentLM(
             config.name,
             vocabulary=data.classes,
@@ -72,9 +69,13 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
             init=config.init,
             init_all=config.init_all,
         )
-    if config.name not in IMAGE or data.example is None:
-        raise ValueError(unknown("model", config.name, TEXT if data.example is None else IMAGE))
-    channels, height, _ = data.example
+    task = "text" if data.example is None else ("table", "series", "image")[len(data.example) - 1]
+    if config.name not in MODELS[task] or data.example is None:
+        raise ValueError(unknown("model", config.name, MODELS[task]))
+    channels, *sides = data.example
+    if config.name == "mlp":
+        inner = [config.width] * config.layers
+        return MLP(channels, *inner, data.classes, dropout=config.dropout)
     options: dict[str, Any] = {
         "classes": data.classes,
         "channels": channels,
@@ -86,4 +87,4 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
         return resnet18(**options)
     if config.name == "wrn":
         return WideResNet(config.depth, config.factor, **options)
-    return CNN(size=height, **options)
+    return CNN(size=sides[0], dims=len(sides), **options)

@@ -148,7 +148,7 @@ class CNN(nn.Module):
     """Two times convolution, norm, activation and pooling, then a linear layer.
 
     With ``width`` 16 and no norm it has 6,090 numbers on 8x8 images: trained in a second, and more
-    than a few hundred images can pin down.
+    than a few hundred images can pin down. ``dims`` 1 is for series.
     """
 
     def __init__(
@@ -161,16 +161,17 @@ class CNN(nn.Module):
         activation: str = "relu",
         channels: int = 1,
         size: int = 8,
+        dims: int = 2,
     ) -> None:
         super().__init__()
         if size % 4:
-            raise ValueError(f"the cnn halves its images twice: {size} is not a multiple of 4")
+            raise ValueError(f"the cnn halves its input twice: {size} is not a multiple of 4")
         self.layers = nn.Sequential(
-            SmallBlock(channels, width, norm, activation),
-            SmallBlock(width, 2 * width, norm, activation),
+            SmallBlock(channels, width, norm, activation, dims),
+            SmallBlock(width, 2 * width, norm, activation, dims),
         )
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.linear = nn.Linear(2 * width * (size // 4) ** 2, classes)
+        self.linear = nn.Linear(2 * width * (size // 4) ** dims, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
@@ -178,16 +179,19 @@ class CNN(nn.Module):
 
 
 class SmallBlock(nn.Module):
-    """conv, norm, activation, and the maximum of each 2x2 square."""
+    """conv, norm, activation, and the maximum of each 2x2 square, or pair."""
 
-    def __init__(self, inputs: int, outputs: int, norm: str, activation: str) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, norm: str, activation: str, dims: int = 2
+    ) -> None:
         super().__init__()
+        conv, pool = (nn.Conv1d, nn.MaxPool1d) if dims == 1 else (nn.Conv2d, nn.MaxPool2d)
         # A norm would take the bias away again.
-        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=norm == "none")
+        self.conv = conv(inputs, outputs, 3, padding=1, bias=norm == "none")
         self.norm, self.act, self.pool = (
-            normed(norm, outputs),
+            normed(norm, outputs, dims),
             activated(activation),
-            nn.MaxPool2d(2),
+            pool(2),
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from seht.lab.models.parts import activated
 class MLP(nn.Module):
     """Linear layers of these sizes with an activation in between; images are flattened."""
 
-    def __init__(self, *sizes: int, activation: str = "relu") -> None:
+    def __init__(self, *sizes: int, activation: str = "relu", dropout: float = 0.0) -> None:
         super().__init__()
         if len(sizes) < 2:
             raise ValueError(
@@ -18,10 +18,11 @@ class MLP(nn.Module):
             )
         self.linears = nn.ModuleList(map(nn.Linear, sizes[:-1], sizes[1:]))
         self.act = activated(activation)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
         x = x.flatten(1)
         for linear in self.linears[:-1]:
             x = self.act(linear(x))
-        return self.linears[-1](x)
+        return self.linears[-1](self.dropout(x))

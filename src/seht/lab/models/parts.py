@@ -28,10 +28,10 @@ def activated(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-def normed(name: str, channels: int) -> nn.Module:
+def normed(name: str, channels: int, dims: int = 2) -> nn.Module:
     """The norm of this name; ``"none"`` is for shallow networks."""
     if name == "batch":
-        return nn.BatchNorm2d(channels)
+        return nn.BatchNorm1d(channels) if dims == 1 else nn.BatchNorm2d(channels)
     if name == "group":  # some 16 channels to a group, whatever the width
         return nn.GroupNorm(math.gcd(channels, max(1, channels // 16)), channels)
     if name == "none":

@@ -17,12 +17,16 @@ from seht.lab.config import Recipe
 from seht.lab.fields import Field, fields, from_dict, identity, override, to_dict
 from seht.lab.recipes.few import cifar10_16, cifar10_low, digits
 from seht.lab.recipes.noisy import (
+    cancer_noisy,
     cifar10_16_noisy,
+    cifar10_large_noisy,
     cifar10_low_noisy,
     cifar10_noisy,
     cifar10_noisy_small,
     digits_noisy,
+    italy_power_noisy,
 )
+from seht.lab.recipes.other import cancer, italy_power
 from seht.lab.recipes.paper import cifar10, cifar100, wikitext2_gru, wikitext2_lstm
 from seht.lab.recipes.small import (
     cifar10_small,
@@ -61,6 +65,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar10-low-noisy": cifar10_low_noisy,
     "cifar10-16-noisy": cifar10_16_noisy,
     "digits-noisy": digits_noisy,
+    "cifar10-large-noisy": cifar10_large_noisy,
+    "cancer": cancer,
+    "cancer-noisy": cancer_noisy,
+    "italy-power": italy_power,
+    "italy-power-noisy": italy_power_noisy,
     "pydocs": pydocs,
     "gpt-small": gpt_small,
 }

@@ -1,0 +1,116 @@
+"""Labelled data in memory: tensors, indexed, augmented and normalised batch by batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seht.lab.config import DataConfig, Recipe
+from seht.lab.data import augment, labels
+from seht.lab.data.files import DataError
+from seht.lab.data.seeds import generator
+from seht.lab.methods.base import Batch
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """All examples of a data set, and how they become numbers around zero."""
+
+    x: Tensor
+    """One row each: images (uint8, with channels, height and width), series, or plain numbers."""
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+    white: int
+    """The largest value of a pixel; 1 where there are none."""
+    mean: tuple[float, ...]
+    """Per channel, or per number, of the training examples, white being 1."""
+    std: tuple[float, ...]
+
+
+class Examples:
+    """One run's examples: which are trained on and which validated on is drawn with its seed."""
+
+    context = 0
+
+    def __init__(self, source: Labelled, recipe: Recipe, seed: int, device: str) -> None:
+        config = recipe.data
+        train, valid = split(config, len(source.x))
+        order = torch.randperm(len(source.x), generator=generator(seed, "split")).to(device)
+        given = labels.replaced(source.y, source.classes, config, seed)
+        x, y = source.x.to(device), given.to(device)
+        # The examples themselves are shared between runs; a split is a list of places.
+        self._splits = {"train": (x, y, order[train]), "valid": (x, y, order[valid])}
+        self.wrong = {
+            name: labels.share_wrong(given, source.y, places.cpu())
+            for name, (_, _, places) in self._splits.items()
+            if config.noise and len(places)
+        }
+        x, y = source.x_test.to(device), source.y_test.to(device)
+        self._splits["test"] = (x, y, torch.arange(len(x), device=device))
+        self.classes = source.classes
+        first, *rest = source.x.shape[1:]
+        if any(side % config.average for side in rest):
+            raise DataError(
+                f"{config.name} has images of {'x'.join(map(str, rest))}, which squares of "
+                f"data.average ({config.average}) do not fill; choose a divisor of both"
+            )
+        self.example: tuple[int, ...] | None = (first, *(side // config.average for side in rest))
+        self.steps_per_epoch = math.ceil(len(self._splits["train"][2]) / recipe.batch)
+        self._recipe, self._seed = recipe, seed
+        mean, std = torch.tensor(source.mean), torch.tensor(source.std)
+        shape = (-1, *(1 for _ in rest))
+        self._shift = mean.mul(source.white).view(shape).to(device)
+        self._scale = std.mul(source.white).reciprocal().view(shape).to(device)
+
+    def train_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """One epoch in its own order, from step `start` on; the last batch may be smaller."""
+        config, size = self._recipe.data, self._recipe.batch
+        x, y, places = self._splits["train"]
+        random = generator(self._seed, "epoch", epoch)
+        order = places[torch.randperm(len(places), generator=random).to(x.device)]
+        draws = augment.draw(len(order), config.crop, config.flip, random).to(x.device)
+        for first in range(start * size, len(order), size):
+            part = slice(first, first + size)
+            batch = x[order[part]]
+            if config.crop or config.flip:
+                batch = augment.crop_flip(batch, config.crop, draws[part])
+            yield Batch(self._normalise(batch), y[order[part]])
+
+    def eval_batches(self, split: str, limit: int | None = None) -> Iterator[Batch]:
+        """A split in its fixed order, as it is; at most `limit` of them."""
+        x, y, places = self._splits[split]
+        for part in places[:limit].split(self._recipe.eval_batch):
+            if len(part):
+                yield Batch(self._normalise(x[part]), y[part])
+
+    def _normalise(self, raw: Tensor) -> Tensor:
+        values = raw.float()
+        if self._recipe.data.average > 1:
+            values = F.avg_pool2d(values, self._recipe.data.average)
+        return values.sub_(self._shift).mul_(self._scale)
+
+
+def split(config: DataConfig, count: int) -> tuple[slice, slice]:
+    """Which of ``count`` examples in the seed's order are trained on, and which validated on.
+
+    The validation examples are the last of all, or with ``within`` the last of the ``size`` ones.
+    """
+    size = count if config.size is None else config.size
+    if config.within:
+        first, last = size - config.validation, size
+    else:
+        first, last = count - config.validation, count
+        size = first if config.size is None else size
+    if first < 1 or last > count or (not config.within and size > first):
+        raise DataError(
+            f"{config.name} has {count} examples to train on: data.size ({size}) and "
+            f"data.validation ({config.validation}) are more; lower one of them"
+        )
+    return slice(0, first if config.within else size), slice(first, last)

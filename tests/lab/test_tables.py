@@ -1,6 +1,7 @@
 """The data that are no images: what is in them, how it is divided and scaled, and who fits."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from seht.lab.data import DataError, load, tables
 from seht.lab.methods import METHODS
 from seht.lab.models import build
 from seht.lab.recipes import override, recipe
+from seht.lab.records import RunError
 
 aeon = pytest.mark.skipif(importlib.util.find_spec("aeon") is None, reason="aeon is not here")
 NAMES = ["cancer", pytest.param("italy-power", marks=aeon)]
@@ -53,7 +55,7 @@ def test_italy_power_is_aeon_s():
     assert labels.bincount().tolist() == [547, 549]
     (folder,) = importlib.util.find_spec("aeon").submodule_search_locations
     path = f"{folder}/datasets/data/ItalyPowerDemand/ItalyPowerDemand_TRAIN.ts"
-    last = open(path).read().split()[-1]
+    last = Path(path).read_text().split()[-1]
     day = torch.tensor([float(value) for value in last.split(":")[0].split(",")])
     days = torch.cat([found.x, found.x_test]).flatten(1)
     (place,) = (days == day).all(1).nonzero()
@@ -93,7 +95,7 @@ def test_the_networks_have_dropout_where_it_is_asked_for(name):
 def test_every_method_that_fits_runs(tmp_path, name, method):
     made = override(recipe(f"{name}-noisy"), SHORT)
     if made.task not in METHODS[method].tasks:
-        with pytest.raises(ValueError, match=f"works on images, and recipe {name}-noisy is"):
+        with pytest.raises(RunError, match=f"works on images, and recipe {name}-noisy is"):
             train(made, method, 0, tmp_path)
         return
     result = train(made, method, 0, tmp_path)

@@ -157,7 +157,7 @@ def test_sam_climbs_and_comes_back(mlp):
     mlp.closure().backward()
     plain = [p.grad.clone() for p in mlp.model.parameters()]
     mlp.model.zero_grad()
-    rivals.Sam(mlp).run()
+    rivals.SamStep(mlp).run()
     for p, old, g in zip(mlp.model.parameters(), before, plain, strict=True):
         torch.testing.assert_close(p.detach(), old)
         assert not torch.equal(p.grad, g)
@@ -165,7 +165,7 @@ def test_sam_climbs_and_comes_back(mlp):
 
 def test_fisher_draws_the_same_labels_in_float64(mlp):
     z = mlp.logits(mlp.x).detach()
-    runner = rivals.Fisher(mlp)
+    runner = rivals.FisherStep(mlp)
     first = runner._labels(z)
     assert torch.equal(first, runner._labels(z.double()))
     runner.prepare(1)

@@ -20,7 +20,7 @@ SOURCE = "Liu, Yu and Lin, arXiv 2208.05924"
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One line of a table."""
 
     label: str
@@ -55,10 +55,10 @@ class Table:
     """A table of the paper, and what others publish for the same network and data."""
 
     title: str
-    rows: list[Row]
+    rows: list[PaperRow]
     elsewhere: list[str]
 
-    def find(self, method: Mapping[str, Mapping[str, Any]]) -> Row | None:
+    def find(self, method: Mapping[str, Mapping[str, Any]]) -> PaperRow | None:
         """The one row of a method, given by name with the options it ran with."""
         fitting = [row for row in self.rows if row.allows(method)]
         return fitting[0] if len(fitting) == 1 else None
@@ -68,7 +68,7 @@ def _table(title: str, columns: list[str], rows: list[dict[str, Any]], elsewhere
     made = []
     for row in rows:
         figures = {key: tuple(pair) for key, pair in zip(columns, row["figures"], strict=True)}
-        made.append(Row(**{**row, "figures": figures}))
+        made.append(PaperRow(**{**row, "figures": figures}))
     return Table(title, made, elsewhere)
 
 

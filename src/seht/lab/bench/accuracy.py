@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seht.lab.bench.cases import Problem
-from seht.lab.bench.rows import Row
+from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.runners import SHARP, Penalty, Runner
 
 
@@ -140,7 +140,7 @@ class Errors:
         self._exact = problem.double()
         self._truths: dict[tuple[str, int], Tensor] = {}
 
-    def of(self, row: Row) -> float | None:
+    def of(self, row: BenchRow) -> float | None:
         """The median over some draws, the engine at the step it found for itself."""
         if row.truth is None:
             return None
@@ -150,7 +150,7 @@ class Errors:
         errors = [relative_error(runner.gradient(d), t) for d, t in truths.items() if t.any()]
         return statistics.median(errors) if errors else None
 
-    def _truth(self, row: Row, draw: int) -> Tensor:
+    def _truth(self, row: BenchRow, draw: int) -> Tensor:
         assert row.truth is not None
         name = (row.truth.name, draw)
         if name not in self._truths:
@@ -161,7 +161,9 @@ class Errors:
         return self._truths[name]
 
 
-def draw_moments(row: Row, problem: Problem, draws: int, seconds: float) -> tuple[Moments, float]:
+def draw_moments(
+    row: BenchRow, problem: Problem, draws: int, seconds: float
+) -> tuple[Moments, float]:
     """Moments over the draws that are not zero, and how often there are such.
 
     Stops after ``seconds``, but not before eight draws.

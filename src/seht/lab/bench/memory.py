@@ -25,7 +25,7 @@ import torch
 
 from seht.lab.bench.cases import CASES, Problem
 from seht.lab.bench.results import brief
-from seht.lab.bench.rows import Row, table
+from seht.lab.bench.rows import BenchRow, table
 from seht.lab.bench.runners import Penalty, Runner
 
 RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -50,7 +50,7 @@ def measure(
         raise RuntimeError(f"the process that measures memory ended with {process.returncode}")
 
 
-def peak_of(row: Row, case: str, scale: str, checks: bool) -> dict[str, Any]:
+def peak_of(row: BenchRow, case: str, scale: str, checks: bool) -> dict[str, Any]:
     """Runs in the child."""
     # The code of torch is read from disk as it is used, which is none of the step's memory: let a
     # tiny model use it first.
@@ -62,7 +62,7 @@ def peak_of(row: Row, case: str, scale: str, checks: bool) -> dict[str, Any]:
     return {"row": row.key, **{name: watch.mib() for name in _steps(row, problem, checks)}}
 
 
-def _steps(row: Row, problem: Problem, checks: bool) -> Iterator[str]:
+def _steps(row: BenchRow, problem: Problem, checks: bool) -> Iterator[str]:
     """Runs steps, and says what the highest level so far stands for."""
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0, momentum=0.9)
     runner = row.runner(problem)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from seht.lab.bench.rows import Row
+from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.timing import Timing
 
 Say = Callable[[str], None]
@@ -93,7 +93,7 @@ class RowResult:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, row: Row) -> RowResult:
+    def empty(cls, row: BenchRow) -> RowResult:
         """Nothing measured yet."""
         return cls(row.key, row.label, row.curvature, row.limit)
 

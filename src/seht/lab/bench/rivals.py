@@ -13,10 +13,12 @@ from torch import Tensor
 from seht import probes
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import Runner
+from seht.lab.methods.fisher import fisher_trace
 from seht.operators.safe_forms import safe_ops
+from seht.replay.weights import Weights, norm
 
 
-class Sam(Runner):
+class SamStep(Runner):
     """SAM's two passes (arXiv 2010.01412): the gradient at the worst point nearby."""
 
     rho = 0.05
@@ -24,20 +26,15 @@ class Sam(Runner):
     def run(self) -> None:
         """Climb, differentiate there, come back."""
         self.problem.closure().backward()
-        moved = [p for p in self.parameters if p.grad is not None]
-        with torch.no_grad():
-            size = torch.stack([p.grad.norm() for p in moved if p.grad is not None]).norm()
-            climb = [p.grad * (self.rho / (size + 1e-12)) for p in moved if p.grad is not None]
-            for p, e in zip(moved, climb, strict=True):
-                p.add_(e)
+        every = self.problem.model.named_parameters()
+        weights: dict[str, Tensor] = {name: p for name, p in every if p.grad is not None}
+        climb = {name: p.grad for name, p in weights.items() if p.grad is not None}
         self.problem.model.zero_grad()
-        self.problem.closure().backward()
-        with torch.no_grad():
-            for p, e in zip(moved, climb, strict=True):
-                p.sub_(e)
+        with Weights(weights).moved(climb, self.rho / (norm(climb.values()) + 1e-12)):
+            self.problem.closure().backward()
 
 
-class Fisher(Runner):
+class FisherStep(Runner):
     r"""One-sample Fisher trace :math:`B \|\nabla CE(z, y)\|^2`, y drawn from the predictions.
 
     In expectation over y that is tr(G). Its gradient, by ``create_graph``, is not the gradient of
@@ -70,10 +67,8 @@ class Fisher(Runner):
         with self._context():
             z = self.problem.logits(self.problem.x)
             loss = F.cross_entropy(z, self.problem.y.flatten())
-            other = F.cross_entropy(z, self._labels(z.detach()))
-        weights = list(probes.choose(self.problem.model).tensors.values())
-        parts = torch.autograd.grad(other, weights, create_graph=True)
-        trace = len(z) * torch.stack([part.square().sum() for part in parts]).sum()
+            weights = list(probes.choose(self.problem.model).tensors.values())
+            trace = fisher_trace(z, weights, self._labels(z.detach()))
         (loss + self.weight * trace).backward()
 
     def _labels(self, z: Tensor) -> Tensor:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import seht
-from seht.estimators import ESTIMATORS
 from seht.lab.bench import rivals, runners
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import SHARP, Runner
 
 CURVATURES = ("hessian", "ggn")
+Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Truth:
+class RowTruth:
     """What a row is compared with, run on a float64 copy of the problem."""
 
     name: str
@@ -25,14 +25,14 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One line: what is run, and what it is compared with."""
 
     key: str
     label: str
     make: Callable[..., Runner] = field(repr=False)
     """Takes the problem and the penalty's weight."""
-    truth: Truth | None = None
+    truth: RowTruth | None = None
     curvature: str | None = None
     limit: float | None = None
     """Its cost if nothing but passes counted, in plain steps."""
@@ -52,98 +52,62 @@ class Row:
         return self.make(problem, weight)
 
 
-def table() -> list[Row]:
+def table() -> list[BenchRow]:
     """Every row, in the order of the report."""
-    rows = [Row("plain", "plain step", runners.Runner, limit=1.0, essential=True)]
-    for curvature in CURVATURES:
-        rows += _penalties(curvature)
-    rows.append(Row("sam", "SAM", rivals.Sam, limit=2.0))
-    truth = Truth("fisher", rivals.Fisher)
-    rows.append(
-        Row("fisher", "one-sample Fisher", rivals.Fisher, truth, slow=True, same_draws="fisher")
-    )
-    return rows
-
-
-def _penalties(curvature: str) -> list[Row]:
-    short = curvature == "ggn"
-
-    def row(name: str, label: str, **options: Any) -> Row:
-        settings = {
-            k: options.pop(k)
-            for k in ("limit", "slow", "essential", "same_draws", "divide", "weight")
-            if k in options
-        }
-        key = f"{curvature}/{name}"
-        what = {k: v for k, v in options.items() if k in ("estimator", "quarter")}
-        truth = Truth(f"{curvature} {what}", _penalty(curvature=curvature, **what))
-        return Row(
-            key,
-            label,
-            _penalty(curvature=curvature, **options),
-            truth,
-            curvature,
-            **{"same_draws": key, **settings},
-        )
-
-    one = f"{curvature}/scalar"
-    fused = Row(
-        f"{curvature}/fused",
-        "nested autograd, fused operators",
-        lambda problem, weight: runners.Fused(
-            problem, weight, estimator=seht.SehtH(), curvature=curvature
-        ),
-        Truth(f"{curvature} {{}}", _penalty(curvature=curvature)),
-        curvature,
-        slow=True,
-    )
-    rows = [
-        fused,
-        row("safe", "nested autograd, safe", engine="autograd", slow=True, same_draws=one),
-        row(
-            "scalar",
-            "`penalty(closure)`, SEHT-H, 1 probe",
-            limit=2.0 if short else 3.0,
-            essential=True,
-        ),
-        row(
-            "lean",
-            "`penalty.backward(closure)`, SEHT-H, 1 probe",
-            lean=True,
-            limit=7 / 3 if short else 3.0,
-            essential=True,
-            same_draws=one,
-        ),
-        row(
-            "five",
-            "SEHT-H, 5 probes",
-            estimator=seht.SehtH(probes=5),
-            limit=6.0 if short else 11.0,
-            slow=True,
-            same_draws=one,
-            divide=5,
+    truth = RowTruth("fisher", rivals.FisherStep)
+    return [
+        BenchRow("plain", "plain step", runners.Runner, limit=1.0, essential=True),
+        *(row for curvature in CURVATURES for row in _penalties(curvature)),
+        BenchRow("sam", "SAM", rivals.SamStep, limit=2.0),
+        BenchRow(
+            "fisher", "one-sample Fisher", rivals.FisherStep, truth, slow=True, same_draws="fisher"
         ),
     ]
-    rows += [
-        row(
-            f"d{prob}",
-            f"SEHT-D, p = {prob}",
-            estimator=seht.SehtD(prob=prob, rescale=True),
+
+
+def _penalties(curvature: str) -> list[BenchRow]:
+    ggn, key = curvature == "ggn", f"{curvature}/{{}}".format
+    one = key("scalar")
+
+    def row(
+        name: str, label: str, what: Options, how: Options | None = None, **rest: Any
+    ) -> BenchRow:
+        """``what`` is estimated decides about the truth, ``how`` it is had does not."""
+        truth = RowTruth(f"{curvature} {what}", _penalty(curvature=curvature, **what))
+        make = _penalty(curvature=curvature, **what, **(how or {}))
+        return BenchRow(
+            key(name), label, make, truth, curvature, **{"same_draws": key(name), **rest}
         )
-        for prob in (0.01, 0.05)
-    ]
-    rows.append(
+
+    def fused(problem: Problem, weight: float) -> Runner:
+        return runners.Fused(problem, weight, estimator=seht.SehtH(), curvature=curvature)
+
+    short, scalar, lean = 2.0 if ggn else 3.0, "penalty(closure)", "penalty.backward(closure)"
+    five, truth = seht.SehtH(probes=5), RowTruth(f"{curvature} {{}}", _penalty(curvature=curvature))
+    nested = "nested autograd"
+    plain: Options = {"slow": True, "same_draws": one}
+    return [
+        BenchRow(key("fused"), f"{nested}, fused operators", fused, truth, curvature, slow=True),
+        row("safe", f"{nested}, safe", {}, {"engine": "autograd"}, **plain),
+        row("scalar", f"`{scalar}`, SEHT-H, 1 probe", {}, limit=short, essential=True),
         row(
-            "quarter",
-            "`on=` a quarter of the batch",
-            quarter=True,
-            limit=1.5 if short else 1.75,
-        )
-    )
-    if "seht-s" in ESTIMATORS:
-        limit = 2.0 if short else 3.0
-        rows.append(row("s", "SEHT-S, 1 probe", estimator="seht-s", limit=limit))
-    return rows
+            "lean", f"`{lean}`, SEHT-H, 1 probe", {}, {"lean": True},
+            limit=7 / 3 if ggn else 3.0, essential=True, same_draws=one,
+        ),
+        row(
+            "five", "SEHT-H, 5 probes", {"estimator": five},
+            limit=6.0 if ggn else 11.0, divide=5, **plain,
+        ),
+        *(
+            row(f"d{p}", f"SEHT-D, p = {p}", {"estimator": seht.SehtD(prob=p, rescale=True)})
+            for p in (0.01, 0.05)
+        ),
+        row(
+            "quarter", "`on=` a quarter of the batch", {"quarter": True},
+            limit=1.5 if ggn else 1.75,
+        ),
+        row("s", "SEHT-S, 1 probe", {"estimator": "seht-s"}, limit=short),
+    ]  # fmt: skip
 
 
 def _penalty(**options: Any) -> Callable[..., Runner]:

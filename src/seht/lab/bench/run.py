@@ -17,7 +17,7 @@ from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
 from seht.lab.bench.cases import CASES, Case
 from seht.lab.bench.compiled import run_compiled
 from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, brief, fill
-from seht.lab.bench.rows import Row
+from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.runners import Penalty, Runner
 
 
@@ -97,7 +97,7 @@ class _Bench:
             notes.append(text)
             self.say(f"{key}: not measured: {text}")
 
-    def _runners(self, table: Sequence[Row], problem: Any) -> Iterator[tuple[str, Runner]]:
+    def _runners(self, table: Sequence[BenchRow], problem: Any) -> Iterator[tuple[str, Runner]]:
         for row in table:
             try:
                 yield row.key, row.runner(problem)
@@ -213,7 +213,7 @@ class _Bench:
                 found.variance = of.value / row.divide
                 found.variance_error = of.error / row.divide
 
-    def _offset(self, row: Row, seen: Moments, first: Moments | None) -> None:
+    def _offset(self, row: BenchRow, seen: Moments, first: Moments | None) -> None:
         if first is None or first is seen:
             return
         offset = seen.offset(first)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from seht.lab import paper
-from seht.lab.report.rows import ENDS, MethodRow, Rows
+from seht.lab.report.rows import ENDS, MethodRow, ReportTable
 from seht.lab.robustness import BITS, NOISE
 from seht.measure.numbers import number
 
@@ -30,13 +30,13 @@ class Column:
     """The smaller, the longer it stays where a terminal has no room."""
     detail: Callable[[MethodRow], str] = lambda row: ""
     """More about the figure, where there is room."""
-    quoted: Callable[[paper.Row], str] = lambda row: ""
+    quoted: Callable[[paper.PaperRow], str] = lambda row: ""
     """What it says of a row that only the paper has."""
     meaning: tuple[str, str] | None = None
     """Its entry in the glossary: the term, and what is meant."""
 
 
-def columns(table: Rows) -> list[Column]:
+def columns(table: ReportTable) -> list[Column]:
     """All columns that have anything in them."""
     found = [*_results(table), *_bought(table), *_seeds(table), *_flatness(table)]
     return [
@@ -46,7 +46,7 @@ def columns(table: Rows) -> list[Column]:
     ]
 
 
-def _results(table: Rows) -> Iterator[Column]:
+def _results(table: ReportTable) -> Iterator[Column]:
     for figure, title in _metrics(table):
         compared = figure == table.compared
         yield Column(title, _figure(figure), figure=figure, priority=0 if compared else LEAST)
@@ -56,7 +56,7 @@ def _results(table: Rows) -> Iterator[Column]:
         yield from _beside(table)
 
 
-def _metrics(table: Rows) -> list[tuple[str, str]]:
+def _metrics(table: ReportTable) -> list[tuple[str, str]]:
     if table.comparison.text:
         found = [
             ("best_valid_perplexity", "valid\nperplexity"),
@@ -74,7 +74,7 @@ def _metrics(table: Rows) -> list[tuple[str, str]]:
     return [item for item in found if any(item[0] in row.figures for row in table.rows)]
 
 
-def _beside(table: Rows) -> Iterator[Column]:
+def _beside(table: ReportTable) -> Iterator[Column]:
     """The difference, and what the paper prints."""
     baseline = table.comparison.baseline
     yield Column(
@@ -101,7 +101,7 @@ def _beside(table: Rows) -> Iterator[Column]:
         yield Column(title, cell, figure="paper", priority=5, quoted=say)
 
 
-def _bought(table: Rows) -> Iterator[Column]:
+def _bought(table: ReportTable) -> Iterator[Column]:
     """What flatness is for: calibration, and what rounded and disturbed weights are worth."""
     epoch = table.compared.partition("_")[0]
     yield Column("test\nloss", _measured(f"{epoch}_test_loss"), BOUGHT, f"{epoch}_test_loss")
@@ -115,7 +115,7 @@ def _bought(table: Rows) -> Iterator[Column]:
         yield Column(title, _figure(figure), BOUGHT, figure, meaning=meaning)
 
 
-def _seeds(table: Rows) -> Iterator[Column]:
+def _seeds(table: ReportTable) -> Iterator[Column]:
     yield Column(
         "n",
         lambda row: str(row.done) if row.done == row.asked else f"{row.done} of {row.asked}",
@@ -134,7 +134,7 @@ def _seeds(table: Rows) -> Iterator[Column]:
     )
 
 
-def _flatness(table: Rows) -> Iterator[Column]:
+def _flatness(table: ReportTable) -> Iterator[Column]:
     cost = f"a training step in steps of {table.comparison.baseline}, timed in turns with it in one"
     yield Column(
         "cost\nratio",
@@ -175,7 +175,7 @@ def _flatness(table: Rows) -> Iterator[Column]:
     yield Column("training loss", _measured("train_loss"), FLATNESS, meaning=TRAINING_LOSS)
 
 
-def trace_in_words(table: Rows) -> str:
+def trace_in_words(table: ReportTable) -> str:
     """Of what it is, and by how many probes."""
     probes = {run.number("trace", "probes") for run in table.comparison.runs.values()} - {None}
     said = "tr(H) of the training loss at the end"
@@ -265,10 +265,10 @@ def _spread(row: MethodRow) -> str:
     return "" if low == high else f"[{low}, {high}]"
 
 
-def _printed(key: str) -> Callable[[paper.Row], str]:
+def _printed(key: str) -> Callable[[paper.PaperRow], str]:
     """What the paper prints, marked where it is another publication's."""
 
-    def text(row: paper.Row) -> str:
+    def text(row: paper.PaperRow) -> str:
         value, error = row.figures[key]
         said = f"{value:g}" if error is None else f"{value:.2f} ± {error:.2f}"
         return f"{said} †" if row.quoted else said
@@ -276,5 +276,5 @@ def _printed(key: str) -> Callable[[paper.Row], str]:
     return text
 
 
-def _theirs(say: Callable[[paper.Row], str]) -> Callable[[MethodRow], str]:
+def _theirs(say: Callable[[paper.PaperRow], str]) -> Callable[[MethodRow], str]:
     return lambda row: "" if row.paper is None else say(row.paper)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from seht.lab.report.load import DONE, RunRecord
-from seht.lab.report.rows import MethodRow, Rows
+from seht.lab.report.rows import MethodRow, ReportTable
 from seht.measure.page.drawing import Draw, Panel, colour, panel
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Curve:
     error: list[float]
 
 
-def convergence(table: Rows) -> list[Panel]:
+def convergence(table: ReportTable) -> list[Panel]:
     """Loss and accuracy (or perplexity) against epoch, then against wall-clock."""
     last = "valid_perplexity" if table.comparison.text else "valid_top1"
     names = {
@@ -59,7 +59,7 @@ def convergence(table: Rows) -> list[Panel]:
 _AXES = {"epoch": "epoch", "seconds": "wall-clock"}
 
 
-def flatness(table: Rows) -> list[Panel]:
+def flatness(table: ReportTable) -> list[Panel]:
     """The compared metric against the trace, and against the cost."""
     metric = f"test {'perplexity' if table.comparison.text else 'accuracy, %'}"
     panels = []
@@ -175,7 +175,7 @@ def _quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _dots(table: Rows, x: dict[str, float], *, log: bool) -> Draw:
+def _dots(table: ReportTable, x: dict[str, float], *, log: bool) -> Draw:
     def draw(axes: Axes) -> None:
         for number, row in enumerate(table.rows):
             y = row.figures.get(table.compared)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seht.lab.report import figures, words
 from seht.lab.report.columns import BOUGHT, FLATNESS, RESULTS, Column, columns
-from seht.lab.report.rows import MethodRow, Rows
+from seht.lab.report.rows import MethodRow, ReportTable
 from seht.lab.report.table import is_best
 from seht.measure.numbers import duration
 from seht.measure.page.template import fill
@@ -45,7 +45,7 @@ class Cell:
     interval: Interval | None = None
 
 
-def render(table: Rows) -> str:
+def render(table: ReportTable) -> str:
     """The page's HTML."""
     every = columns(table)
     comparison = table.comparison
@@ -74,7 +74,7 @@ def render(table: Rows) -> str:
     )
 
 
-def _facts(table: Rows) -> list[tuple[str, str]]:
+def _facts(table: ReportTable) -> list[tuple[str, str]]:
     """What the reader needs to know before the table."""
     recipe = table.comparison.recipe
     data, model = recipe["data"], recipe.get("model") or {}
@@ -89,7 +89,7 @@ def _facts(table: Rows) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value]
 
 
-def _longest(table: Rows) -> str:
+def _longest(table: ReportTable) -> str:
     times = [row.figures["seconds"].value for row in table.rows if "seconds" in row.figures]
     times = [seconds for seconds in times if math.isfinite(seconds)]
     if not times:
@@ -98,7 +98,7 @@ def _longest(table: Rows) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
+def _grid(table: ReportTable, shown: Sequence[Column]) -> dict[str, Any]:
     """Head and body of one table."""
     reach = drawn_reach(table.rows)
     body = [
@@ -112,7 +112,7 @@ def _grid(table: Rows, shown: Sequence[Column]) -> dict[str, Any]:
     return {"columns": shown, "body": body}
 
 
-def _cell(table: Rows, row: MethodRow, column: Column, reach: float) -> Cell:
+def _cell(table: ReportTable, row: MethodRow, column: Column, reach: float) -> Cell:
     rank = ""
     if is_best(table, row, column):
         rank = "best"
@@ -150,7 +150,7 @@ def drawn_interval(row: MethodRow, reach: float) -> Interval | None:
     return Interval(low, round(high - low, 2), place(difference.value), row.verdict, beyond)
 
 
-def _legend(table: Rows) -> list[dict[str, Any]]:
+def _legend(table: ReportTable) -> list[dict[str, Any]]:
     """Every method with its colour; the baseline, the best and the trace penalties stand out."""
     ranked = table.ranked(table.compared)
     ours = [row.method for row in table.rows if row.ours]
@@ -172,7 +172,7 @@ def _legend(table: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _versions(table: Rows) -> list[tuple[str, str]]:
+def _versions(table: ReportTable) -> list[tuple[str, str]]:
     """Each version, or all of them where the runs differ."""
     found: dict[str, set[str]] = {}
     for run in table.comparison.runs.values():

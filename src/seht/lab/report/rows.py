@@ -38,7 +38,7 @@ class MethodRow:
     stability: str | None = None
     equilibria: tuple[int, int] | None = None
     """Runs that ended in an equilibrium of gradient flow, and runs of which that is known."""
-    paper: paper.Row | None = None
+    paper: paper.PaperRow | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     """The compared metric by seed."""
     p: float | None = None
@@ -62,14 +62,14 @@ class MethodRow:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReportTable:
     """The table."""
 
     comparison: ComparisonRecord
     rows: list[MethodRow]
     compared: str
     """The figure of the difference, ``last_test_top1`` or ``best_test_perplexity``."""
-    quoted: list[paper.Row]
+    quoted: list[paper.PaperRow]
     """Rows of the paper's table that no run stands for."""
     paper: paper.Table | None
     power: float | None = None
@@ -100,7 +100,7 @@ class Rows:
         return [*ranked[:1], *(row for row in ranked[1:] if corrected[row.method] >= LEVEL)]
 
 
-def build(comparison: ComparisonRecord, power: float | None = None) -> Rows:
+def build(comparison: ComparisonRecord, power: float | None = None) -> ReportTable:
     """Summarise every method.
 
     Images: the test accuracy after the last epoch, as their schedules end at a learning rate of
@@ -121,7 +121,7 @@ def build(comparison: ComparisonRecord, power: float | None = None) -> Rows:
     rows.sort(key=lambda row: row.ours)
     taken = [row.paper for row in rows if row.paper is not None]
     quoted = [row for row in (table.rows if table else []) if row not in taken]
-    return Rows(comparison, rows, f"{which}_{key}", quoted, table, power)
+    return ReportTable(comparison, rows, f"{which}_{key}", quoted, table, power)
 
 
 def _judged(rows: Sequence[MethodRow], higher: bool, power: float | None) -> list[MethodRow]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from seht.lab.report import words
 from seht.lab.report.columns import Column, columns
-from seht.lab.report.rows import ENDS, MethodRow, Rows
+from seht.lab.report.rows import ENDS, MethodRow, ReportTable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def markdown(table: Rows) -> str:
+def markdown(table: ReportTable) -> str:
     """``table.md``: the table, the runs that are missing from it, and how to read it."""
     shown = columns(table)
     lines = [
@@ -49,7 +49,7 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def is_best(table: Rows, row: MethodRow, column: Column, place: int = 0) -> bool:
+def is_best(table: ReportTable, row: MethodRow, column: Column, place: int = 0) -> bool:
     """Whether the row is the best (or the second, ``place=1``) of a metric's column."""
     ranked = table.ranked(column.figure)
     return len(ranked) > max(1, place) and ranked[place] == row.method
@@ -58,7 +58,7 @@ def is_best(table: Rows, row: MethodRow, column: Column, place: int = 0) -> bool
 # --- CSV --------------------------------------------------------------------------------------
 
 
-def comma_separated(table: Rows) -> str:
+def comma_separated(table: ReportTable) -> str:
     """``table.csv``: one row per method, every digit, an empty cell where there is nothing.
 
     What depends on the machine's speed is in columns that begin with ``seconds`` or ``ratio``.
@@ -74,7 +74,7 @@ def comma_separated(table: Rows) -> str:
     return file.getvalue()
 
 
-def _cells(table: Rows, row: MethodRow) -> Iterator[tuple[str, object]]:
+def _cells(table: ReportTable, row: MethodRow) -> Iterator[tuple[str, object]]:
     yield "method", row.method
     yield "n", row.done
     yield "asked", row.asked
@@ -111,7 +111,7 @@ def _cells(table: Rows, row: MethodRow) -> Iterator[tuple[str, object]]:
 # --- the terminal -----------------------------------------------------------------------------
 
 
-def terminal(table: Rows, width: int = 100) -> Table:
+def terminal(table: ReportTable, width: int = 100) -> Table:
     """For ``rich`` to print: as many columns as fit, the most telling ones first."""
     from rich.console import Console
     from rich.measure import Measurement
@@ -128,7 +128,7 @@ def terminal(table: Rows, width: int = 100) -> Table:
         keep.pop()
 
 
-def _draw(table: Rows, shown: list[Column], widest: int) -> Table:
+def _draw(table: ReportTable, shown: list[Column], widest: int) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -10,16 +10,16 @@ from typing import Any
 from seht.lab import paper
 from seht.lab.report.columns import columns, trace_in_words
 from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
-from seht.lab.report.rows import BETTER, WORSE, Rows
+from seht.lab.report.rows import BETTER, WORSE, ReportTable
 
 
-def title(table: Rows) -> str:
+def title(table: ReportTable) -> str:
     """What was compared."""
     c = table.comparison
     return f"{c.name}: {_count(len(c.methods), 'method')}, {_count(len(c.seeds), 'seed')}"
 
 
-def lead(table: Rows) -> str:
+def lead(table: ReportTable) -> str:
     """The answer in a few sentences; no method is called best where the data do not decide."""
     group = table.leaders()
     if not group:
@@ -58,7 +58,7 @@ def _none(number: int) -> str:
     return str(number or "none")
 
 
-def brief(table: Rows) -> str:
+def brief(table: ReportTable) -> str:
     """The terminal's caption."""
     said = f"mean ± standard error over n seeds; {_which(table)}; trace: {trace_in_words(table)}"
     if any(row.verdict for row in table.rows):
@@ -72,20 +72,20 @@ def brief(table: Rows) -> str:
     return said
 
 
-def _which(table: Rows) -> str:
+def _which(table: ReportTable) -> str:
     if not table.comparison.text:
         return "test accuracy after the last epoch"
     return "test perplexity at the epoch that was best on the validation text"
 
 
-def notes(table: Rows) -> list[str]:
+def notes(table: ReportTable) -> list[str]:
     """How to read the columns."""
     said = [f"{head}: {text}" for head, text in glossary(table)]
     warning = other_recipe(table)
     return said if warning is None else [warning, *said]
 
 
-def glossary(table: Rows) -> Iterator[tuple[str, str]]:
+def glossary(table: ReportTable) -> Iterator[tuple[str, str]]:
     """Every term of the table, with what it means."""
     yield "±", "the standard error of the mean over n seeds (s / √n)."
     yield _compared(table)
@@ -107,7 +107,7 @@ _HOLM = (
 )
 
 
-def _compared(table: Rows) -> tuple[str, str]:
+def _compared(table: ReportTable) -> tuple[str, str]:
     if not table.comparison.text:
         return "test accuracy", (
             "of the weights after the last epoch; at the best epoch: of those that were best on "
@@ -134,7 +134,7 @@ def _about_paper(theirs: paper.Table) -> Iterator[tuple[str, str]]:
 _HARMLESS = {"threads", "precision", "eval_batch", "spectrum", "robustness"}
 
 
-def other_recipe(table: Rows) -> str | None:
+def other_recipe(table: ReportTable) -> str | None:
     """A warning, where the paper's figures stand beside those of a recipe that is not its own."""
     changed = {k: v for k, v in changes(table.comparison).items() if k not in _HARMLESS}
     if table.paper is None or not changed:
@@ -143,7 +143,7 @@ def other_recipe(table: Rows) -> str | None:
     return f"The paper's figures belong to its own recipe; these runs have {said}."
 
 
-def gaps(table: Rows) -> list[tuple[RunRecord, str]]:
+def gaps(table: ReportTable) -> list[tuple[RunRecord, str]]:
     """Every run that should be in the table and is not, with the reason and what to do."""
     c = table.comparison
     runs = [run for method in c.methods for run in c.of(method) if run.status != DONE]

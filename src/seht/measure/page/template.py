@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 
-def fill(folder: Path, **values: Any) -> str:
-    """The ``template.html`` of a folder, which extends ``base.html``, in its ``style.css``."""
+def fill(folder: Path, name: str = "template.html", /, **values: Any) -> str:
+    """A folder's template; one of HTML may extend ``base.html``, in the folder's ``style.css``."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
-        autoescape=True,
+        autoescape=name.endswith(".html"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    return environment.get_template("template.html").render(**values)
+    return environment.get_template(name).render(**values)

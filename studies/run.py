@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,22 @@ def command_of(task: Task, stage: Stage, methods: list[str], seeds: int) -> list
     ]
 
 
+def only(task: Task, keys: list[str]) -> Task:
+    """The task with some of its rows."""
+    known = {key for stage in task.stages for key in stage.rows}
+    if missing := set(keys) - known:
+        raise SystemExit(f"no row {min(missing)!r} in this task; there are {', '.join(known)}")
+    rows = [{key: text for key, text in stage.rows.items() if key in keys} for stage in task.stages]
+    kept = [replace(s, rows=r) for s, r in zip(task.stages, rows, strict=True) if r]
+    return replace(task, stages=tuple(kept))
+
+
 def run(
     name: str, task: Task, seeds: int, more: list[str], runs: Path, records: Path
 ) -> dict[str, Any]:
     """All stages of a task; the record is packed after each of them."""
     stages: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for stage in task.stages:
         own = chosen({"stages": stages})
         methods = [filled(text, own, records) for text in stage.rows.values()]
@@ -172,11 +184,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK")
     parser.add_argument("--seeds", type=int, help="judging seeds (default: the plan's)")
+    parser.add_argument("--rows", help="only these, with commas; the others can follow later")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "study")
     parser.add_argument("--records", type=Path, default=RECORDS)
     given, more = parser.parse_known_args(arguments)
     for name in given.tasks:
-        task = TASKS[name]
+        task = TASKS[name] if given.rows is None else only(TASKS[name], given.rows.split(","))
         run(name, task, given.seeds or task.seeds, more, given.runs, given.records)
 
 

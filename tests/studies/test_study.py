@@ -92,6 +92,17 @@ def test_a_task_runs_packs_its_record_and_goes_on(tmp_path, monkeypatch, capsys)
     assert "--refit" in record["stages"]["again"]["command"]
 
 
+def test_some_of_the_rows_make_a_smaller_task():
+    part = study.only(plan.TASKS["digits-noisy"], ["plain", "sam"])
+    assert [(s.name, list(s.rows)) for s in part.stages] == [
+        ("fixed", ["plain"]),
+        ("search", ["sam"]),
+        ("again", ["sam"]),
+    ]
+    with pytest.raises(SystemExit, match="no row 'sma'"):
+        study.only(plan.TASKS["digits-noisy"], ["sma"])
+
+
 def test_a_choice_that_is_missing_is_said(tmp_path):
     with pytest.raises(SystemExit, match="make study TASK=digits-noisy"):
         study.filled("{digits-noisy:tr(G)}", {}, tmp_path)

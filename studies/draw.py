@@ -1,0 +1,247 @@
+"""Draw every table and figure of docs/evidence again from results/evidence: studies/draw.py
+
+A page has places, ``<!-- table digits-noisy -->`` to ``<!-- end -->``; what is between is written
+here, and nothing else of the page is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plan import TASKS
+from run import RECORDS, ROOT, path_of, read_record
+
+from seht.lab.records import write
+from seht.lab.report.stats import LEVEL, Difference, Mean, holm, mean, paired
+
+DOCS = ROOT / "docs" / "evidence"
+_PLACE = re.compile(r"(<!-- (?P<kind>\w+) (?P<what>[^>]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
+OURS = ("tr(G)", "seht-s", "tr(G) share", "tr(G) tuned", "tr(G) on weight decay")
+"""Rows that are no rivals; the paper's are."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its judged runs."""
+
+    key: str
+    method: str
+    runs: dict[int, dict[str, Any]]
+    classes: int
+    searched: int
+    cost: dict[str, Any] | None
+
+    @property
+    def text(self) -> bool:
+        """Whether it is judged by perplexity, where less is better."""
+        return any("test_perplexity" in run.get("last", {}) for run in self.runs.values())
+
+    @property
+    def values(self) -> dict[int, float]:
+        """What is compared, by seed; a run that diverged has guessed."""
+        if self.text:
+            return {s: r["best"]["test_perplexity"] for s, r in self.runs.items() if "best" in r}
+        return {
+            s: 100 / self.classes if "failed" in r else r["last"]["test_top1"]
+            for s, r in self.runs.items()
+        }
+
+    def mean(self, *keys: str) -> Mean | None:
+        """Of another figure, over the runs that ended."""
+        found = []
+        for run in self.runs.values():
+            value: Any = run
+            for key in keys:
+                value = (value or {}).get(key)
+            if value is not None:
+                found.append(value)
+        return mean(found)
+
+
+def rows_of(record: dict[str, Any], *, refit: bool) -> dict[str, Row]:
+    """The rows of a task, those trained again apart from the others."""
+    found = {}
+    for stage in record["stages"].values():
+        if stage["refit"] == refit:
+            searched = list(((stage["grid"] or {}).get("runs") or {}).values())
+            for place, (key, method) in enumerate(stage["rows"].items()):
+                runs = {int(seed): run for seed, run in stage["runs"][key].items()}
+                count = searched[place] if searched else 0
+                cost = stage["cost"].get(key)
+                found[key] = Row(key, method, runs, stage["classes"], count, cost)
+    return found
+
+
+def against(rows: dict[str, Row], base: str) -> dict[str, tuple[Difference, float | None]]:
+    """Each row's difference to the baseline, and Holm's p over all of them."""
+    found = {k: paired(r.values, rows[base].values) for k, r in rows.items() if k != base}
+    kept = {key: d for key, d in found.items() if d is not None}
+    corrected = holm({key: d.p for key, d in kept.items() if d.p is not None})
+    return {key: (d, corrected.get(key)) for key, d in kept.items()}
+
+
+def baseline(rows: dict[str, Row]) -> str:
+    """The tuned weight decay, where there is one."""
+    return "weight decay" if "weight decay" in rows else next(iter(rows))
+
+
+def pm(found: Mean | None, digits: int = 1) -> str:
+    """``84.4 ± 0.5``."""
+    if found is None:
+        return ""
+    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
+    return f"{found.value:.{digits}f}{error}"
+
+
+def interval(d: Difference, digits: int = 1) -> str:
+    """``+3.1 [+1.0, +5.2]``."""
+    if d.low is None:
+        return f"{d.value:+.{digits}f}"
+    text = f"{d.value:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}]"
+    return text.replace("-", "−")
+
+
+def table(record: dict[str, Any], *, refit: bool = False) -> str:
+    """Every row of a task, the best mean first."""
+    rows = rows_of(record, refit=refit)
+    if not rows:
+        return "*Not run yet.*"
+    base = baseline(rows)
+    differences = against(rows, base)
+    text = rows[base].text
+    ranked = sorted(rows.values(), key=lambda r: mean(r.values.values()).value, reverse=not text)
+    priced = any(row.cost for row in ranked)
+    head = ["", "method", "n", "test perplexity" if text else "test accuracy, %"]
+    head += [
+        f"difference to {base} [95 %]",
+        "test loss",
+        "calibration error, %",
+        "tr(H) at the end",
+    ]
+    head += ["seconds", "runs of the search", *(["plain steps"] if priced else [])]
+    lines = [f"| {' | '.join(head)} |", f"| --- | --- |{' ---: |' * (len(head) - 2)}"]
+    for row in ranked:
+        said = ""
+        if row.key in differences:
+            d, p = differences[row.key]
+            said = interval(d) + (" *" if p is not None and p < LEVEL else "")
+        failed = sum("failed" in run for run in row.runs.values())
+        count = f"{len(row.runs)}" + (f" ({failed} diverged)" if failed else "")
+        cells = [row.key, f"`{row.method}`".replace("|", "\\|"), count]
+        cells += [pm(mean(row.values.values())), said, pm(row.mean("last", "test_loss"), 2)]
+        cells += [pm(row.mean("last", "test_ece")), pm(row.mean("trace")), pm(row.mean("seconds"))]
+        cells += [str(row.searched)]
+        if priced:
+            cells.append(f"{row.cost['ratio']:.2f}" if row.cost else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", about(record)])
+
+
+def about(record: dict[str, Any]) -> str:
+    """Where a table comes from, and how to make it again."""
+    machine, stages = record["machine"], record["stages"].values()
+    versions = ", ".join(f"{k} {v}" for k, v in next(iter(stages))["versions"].items())
+    begun = min(stage["begun"] for stage in stages)
+    runs = [run for s in stages for row in s["runs"].values() for run in row.values()]
+    hours = sum(run.get("seconds", 0) for run in runs) / 3600
+    return (
+        f"\\*: p < 0.05 after Holm's correction over the table. The judging runs began {begun}, on "
+        f"{machine['cores']} cores ({machine['processor']}), one thread a run, the machine shared "
+        f"with other work; {len(runs)} of them took {hours:.2f} hours. Code {machine['commit']}; "
+        f"{versions}. Again: `make study TASK={record['task']}`."
+    )
+
+
+def verdicts(records: dict[str, dict[str, Any]]) -> str:
+    """The protocol's questions 1 to 6, for every task that was run."""
+    head = ["task", "n", "1. tr(G) against weight decay", "2. against the best rival"]
+    head += ["3. harm?", "4. tuned against the grid", "the same, trained again"]
+    head += ["5. the share, carried", "6. on top of weight decay"]
+    lines = [f"| {' | '.join(head)} |", f"| --- |{' --- |' * (len(head) - 1)}"]
+    for name, record in records.items():
+        rows, again = rows_of(record, refit=False), rows_of(record, refit=True)
+        if "weight decay" not in rows or rows["weight decay"].text:
+            continue
+        base = against(rows, "weight decay")
+        ours = next((k for k in ("tr(G)", "tr(G) share") if k in rows), None)
+        rivals = [row for key, row in rows.items() if key not in OURS]
+        best = max(rivals, key=lambda row: mean(row.values.values()).value)
+        cells = [f"`{name}`", str(len(rows["weight decay"].runs)), _yes(base, ours)]
+        one = paired(rows[ours].values, best.values) if ours else None
+        cells.append("" if one is None else f"{_positive(one)}: {interval(one)} ({best.key})")
+        cells.append(_harm(base[ours][0]) if ours else "")
+        cells += [_close(rows, "tr(G) tuned", "tr(G)"), _close(again, "tr(G) tuned", "tr(G)")]
+        cells += [_yes(base, "tr(G) share"), _yes(base, "tr(G) on weight decay")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _yes(found: dict[str, tuple[Difference, float | None]], key: str | None) -> str:
+    if key is None or key not in found:
+        return ""
+    d, p = found[key]
+    word = "yes" if p is not None and p < LEVEL and d.value > 0 else "no"
+    return f"{word}: {interval(d)}"
+
+
+def _positive(d: Difference) -> str:
+    return "yes" if d.low is not None and d.low > 0 else "no"
+
+
+def _harm(d: Difference) -> str:
+    if d.low is None or d.high is None:
+        return ""
+    if d.high < 0:
+        return "harm"
+    return "no harm" if d.low > -1 else "undecided"
+
+
+def _close(rows: dict[str, Row], one: str, other: str) -> str:
+    if one not in rows or other not in rows:
+        return ""
+    d = paired(rows[one].values, rows[other].values)
+    return f"{'yes' if d.low is not None and d.low >= -3 else 'no'}: {interval(d)}"
+
+
+def redrawn(page: str, records: dict[str, dict[str, Any]]) -> str:
+    """A page with what its places ask for."""
+
+    def one(found: re.Match[str]) -> str:
+        kind, what = found["kind"], found["what"]
+        if kind == "verdicts":
+            made = verdicts(records)
+        elif what not in records:
+            made = f"*Not run yet: `make study TASK={what}`.*"
+        else:
+            made = table(records[what], refit=kind == "again")
+        return f"{found[1]}\n{made}\n\n{found[4]}"
+
+    return _PLACE.sub(one, page)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    given = parser.parse_args(arguments)
+    from figures import draw
+
+    there = [name for name in TASKS if path_of(name, given.records).is_file()]
+    records = {name: read_record(name, given.records) for name in there}
+    for page in sorted(given.docs.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (made := redrawn(text, records)) != text:
+            write(page, made)
+    draw(records, given.docs / "images")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The figures of docs/evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+DIFFERENCES = ("digits-noisy", "digits-noisy-20", "digits-clean")
+
+
+def draw(records: dict[str, dict[str, Any]], folder: Path) -> None:
+    """All that the records allow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # The same figure twice is the same file: no date, and names of elements that do not change.
+    matplotlib.rcParams.update({"svg.hashsalt": "seht", "font.size": 9})
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, record in records.items():
+        if "weight decay" in {key for s in record["stages"].values() for key in s["rows"]}:
+            differences(name, record, folder / f"{name}.svg")
+    if "price" in records:
+        price(records["price"], folder / "price-curve.svg")
+
+
+def differences(name: str, record: dict[str, Any], path: Path) -> None:
+    """Each row's gain over the tuned weight decay, with its interval."""
+    import matplotlib.pyplot as plt
+    from draw import OURS, against, rows_of
+    from plan import TASKS
+
+    found = against(rows_of(record, refit=False), "weight decay")
+    ranked = sorted(found.items(), key=lambda item: item[1][0].value)
+    figure, axes = plt.subplots(figsize=(6.4, 0.6 + 0.24 * len(ranked)), layout="constrained")
+    for place, (key, (d, _)) in enumerate(ranked):
+        ends = None if d.low is None else [[d.value - d.low], [d.high - d.value]]
+        colour = "C3" if key in OURS else "C0"
+        axes.errorbar([d.value], [place], xerr=ends, fmt="o", color=colour, capsize=2)
+    axes.axvline(0, color="0.6", linewidth=0.8)
+    axes.set_yticks(range(len(ranked)), [key for key, _ in ranked])
+    text = rows_of(record, refit=False)["weight decay"].text
+    unit = "test perplexity" if text else "test accuracy, points"
+    axes.set_xlabel(f"{unit}, difference to the tuned weight decay, paired, 95 %")
+    axes.set_title(f"{TASKS[name].title}; n = {record['seeds']}", fontsize=9)
+    saved(figure, path)
+
+
+def price(record: dict[str, Any], path: Path) -> None:
+    """Test accuracy against what the training costs."""
+    import matplotlib.pyplot as plt
+    from draw import rows_of
+
+    from seht.lab.report.stats import mean
+
+    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for key, row in rows_of(record, refit=False).items():
+        found, cost = mean(row.values.values()), row.cost
+        if found is None or cost is None:
+            continue
+        colour = "0.4" if key == "weight decay" else "C0" if key.startswith("seht") else "C3"
+        axes.errorbar([cost["ratio"]], [found.value], yerr=found.error, fmt="o", color=colour)
+        axes.annotate(
+            key, (cost["ratio"], found.value), xytext=(5, 3), textcoords="offset points", fontsize=7
+        )
+    axes.set_xlabel("cost of the training, in plain steps")
+    axes.set_ylabel("test accuracy, %, ± standard error")
+    saved(figure, path)
+
+
+def saved(figure: Any, path: Path) -> None:
+    """As SVG without a date."""
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

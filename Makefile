@@ -27,7 +27,7 @@ ROOT     := $(shell test "$$(id -u)" = 0 || echo sudo)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-browser matrix study lint format bench clean
+.PHONY: help setup demo test test-all test-browser matrix study evidence lint format bench clean
 
 help: ## print this list
 	@echo "Targets:"
@@ -74,6 +74,9 @@ matrix: $(SETUP_STAMP) ## run the tests that speak of support, write docs/suppor
 
 study: $(SETUP_STAMP) ## run a part of the study, TASK=digits-noisy; goes on where it was stopped (hours)
 	$(PY) studies/run.py $(TASK) $(STUDY)
+
+evidence: $(SETUP_STAMP) ## draw the tables and figures of docs/evidence again from results/evidence
+	$(PY) studies/draw.py
 
 lint: $(SETUP_STAMP) ## ruff and mypy, changing nothing
 	$(PY) -m ruff check .

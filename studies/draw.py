@@ -79,6 +79,20 @@ def rows_of(record: dict[str, Any], *, refit: bool) -> dict[str, Row]:
     return found
 
 
+def plain_steps(row: Row, rows: dict[str, Row]) -> float | None:
+    """What a whole training costs in plain ones: the steps before the first penalised are plain.
+
+    The lab times a step in the middle of the training; a row that starts later than there has
+    the price of the one that differs from it in its start alone.
+    """
+    early = re.sub(r"warmup=[0-9.]+", "warmup=0.1", row.method)
+    cost = next((r.cost for r in rows.values() if r.method == early), row.cost)
+    if not cost:
+        return None
+    start = re.search(r"warmup=([0-9.]+)", row.method)
+    return 1 + (1 - (float(start[1]) if start else 0)) * (cost["ratio"] - 1)
+
+
 def against(rows: dict[str, Row], base: str) -> dict[str, tuple[Difference, float | None]]:
     """Each row's difference to the baseline, and Holm's p over all of them."""
     found = {k: paired(r.values, rows[base].values) for k, r in rows.items() if k != base}
@@ -139,7 +153,8 @@ def table(record: dict[str, Any], *, refit: bool = False) -> str:
         cells += [pm(row.mean("last", "test_ece")), pm(row.mean("trace")), pm(row.mean("seconds"))]
         cells += [str(row.searched)]
         if priced:
-            cells.append(f"{row.cost['ratio']:.2f}" if row.cost else "")
+            steps = plain_steps(row, rows)
+            cells.append("" if steps is None else f"{steps:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", about(record)])
 
@@ -165,7 +180,7 @@ def verdicts(records: dict[str, dict[str, Any]]) -> str:
     head += ["3. harm?", "4. tuned against the grid", "the same, trained again"]
     head += ["5. the share, carried", "6. on top of weight decay"]
     lines = [f"| {' | '.join(head)} |", f"| --- |{' --- |' * (len(head) - 1)}"]
-    for name, record in records.items():
+    for name, record in ((name, records[name]) for name in TASKS if name in records):
         rows, again = rows_of(record, refit=False), rows_of(record, refit=True)
         if "weight decay" not in rows or rows["weight decay"].text:
             continue
@@ -210,13 +225,39 @@ def _close(rows: dict[str, Row], one: str, other: str) -> str:
     return f"{'yes' if d.low is not None and d.low >= -3 else 'no'}: {interval(d)}"
 
 
+def missing(records: dict[str, dict[str, Any]]) -> str:
+    """What the plan has and the records have not."""
+    lines = []
+    for name, task in TASKS.items():
+        if name not in records:
+            lines.append(f"- {task.title}: `make study TASK={name}`")
+            continue
+        record = records[name]
+        there = {(s, key) for s, stage in record["stages"].items() for key in stage["rows"]}
+        left = [key for s in task.stages for key in s.rows if (s.name, key) not in there]
+        if left or record["seeds"] < task.seeds:
+            rows = f"the rows {', '.join(dict.fromkeys(left))}; " if left else ""
+            lines.append(
+                f"- {task.title}: {rows}{record['seeds']} of {task.seeds} seeds are there; "
+                f"`make study TASK={name}` runs the rest"
+            )
+    return "\n".join(lines) or "Nothing."
+
+
 def redrawn(page: str, records: dict[str, dict[str, Any]]) -> str:
     """A page with what its places ask for."""
+    import paper
 
     def one(found: re.Match[str]) -> str:
         kind, what = found["kind"], found["what"]
         if kind == "verdicts":
             made = verdicts(records)
+        elif kind == "missing":
+            made = missing(records)
+        elif kind in ("claims", "pairs"):
+            name = {"claims": "claims", "pairs": "paper"}[kind]
+            there = name in records
+            made = getattr(paper, kind)(records[name], what) if there else "*Not measured yet.*"
         elif what not in records:
             made = f"*Not run yet: `make study TASK={what}`.*"
         else:
@@ -234,7 +275,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     from figures import draw
 
-    there = [name for name in TASKS if path_of(name, given.records).is_file()]
+    there = [name for name in (*TASKS, "claims") if path_of(name, given.records).is_file()]
     records = {name: read_record(name, given.records) for name in there}
     for page in sorted(given.docs.glob("*.md")):
         text = page.read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-DIFFERENCES = ("digits-noisy", "digits-noisy-20", "digits-clean")
+from plan import TASKS
 
 
 def draw(records: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -16,7 +16,8 @@ def draw(records: dict[str, dict[str, Any]], folder: Path) -> None:
     # The same figure twice is the same file: no date, and names of elements that do not change.
     matplotlib.rcParams.update({"svg.hashsalt": "seht", "font.size": 9})
     folder.mkdir(parents=True, exist_ok=True)
-    for name, record in records.items():
+    for name in TASKS.keys() & records.keys():
+        record = records[name]
         if "weight decay" in {key for s in record["stages"].values() for key in s["rows"]}:
             differences(name, record, folder / f"{name}.svg")
     if "price" in records:
@@ -27,7 +28,6 @@ def differences(name: str, record: dict[str, Any], path: Path) -> None:
     """Each row's gain over the tuned weight decay, with its interval."""
     import matplotlib.pyplot as plt
     from draw import OURS, against, rows_of
-    from plan import TASKS
 
     found = against(rows_of(record, refit=False), "weight decay")
     ranked = sorted(found.items(), key=lambda item: item[1][0].value)
@@ -48,19 +48,20 @@ def differences(name: str, record: dict[str, Any], path: Path) -> None:
 def price(record: dict[str, Any], path: Path) -> None:
     """Test accuracy against what the training costs."""
     import matplotlib.pyplot as plt
-    from draw import rows_of
+    from draw import plain_steps, rows_of
 
     from seht.lab.report.stats import mean
 
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    for key, row in rows_of(record, refit=False).items():
-        found, cost = mean(row.values.values()), row.cost
-        if found is None or cost is None:
+    rows = rows_of(record, refit=False)
+    for key, row in rows.items():
+        found, steps = mean(row.values.values()), plain_steps(row, rows)
+        if found is None or steps is None:
             continue
         colour = "0.4" if key == "weight decay" else "C0" if key.startswith("seht") else "C3"
-        axes.errorbar([cost["ratio"]], [found.value], yerr=found.error, fmt="o", color=colour)
+        axes.errorbar([steps], [found.value], yerr=found.error, fmt="o", color=colour)
         axes.annotate(
-            key, (cost["ratio"], found.value), xytext=(5, 3), textcoords="offset points", fontsize=7
+            key, (steps, found.value), xytext=(5, 3), textcoords="offset points", fontsize=7
         )
     axes.set_xlabel("cost of the training, in plain steps")
     axes.set_ylabel("test accuracy, %, ± standard error")

@@ -104,6 +104,18 @@ TEXT = (
     EIGHT[0],
     Stage("search", {key: RIVALS[key] for key in _MATTER if key != "mixup"}, grid=True),
 )
+LARGE = (
+    Stage(
+        "fixed",
+        {
+            "plain": "weight-decay",
+            "weight decay": "{cifar10-16-noisy:weight decay}",
+            "sam": "{cifar10-16-noisy:sam}",
+            "tr(G) share": "{digits-noisy:tr(G) share}",
+        },
+    ),
+)
+
 _W = "{digits-noisy:tr(G)=weight}"
 PRICE = Stage(
     "price",
@@ -168,6 +180,10 @@ TASKS = {
         curves=True,
         title="the paper's claims on digits",
     ),
+    "cancer-noisy": Task("cancer-noisy", EIGHT, 20, title="a table, 40 % replaced"),
+    "cancer": Task("cancer", EIGHT, 20, title="a table, right labels"),
+    "italy-power-noisy": Task("italy-power-noisy", EIGHT, 20, title="time series, 40 % replaced"),
+    "italy-power": Task("italy-power", EIGHT, 20, title="time series, right labels"),
     "cifar10-16-noisy": Task("cifar10-16-noisy", EIGHT, 10, title="CIFAR-10, 16x16, 40 % replaced"),
     "cifar10-16": Task("cifar10-16", EIGHT, 10, title="CIFAR-10, 16x16, right labels"),
     "cifar10-low-noisy": Task("cifar10-low-noisy", EIGHT, 5, title="2,000 images, 40 % replaced"),
@@ -184,5 +200,6 @@ TASKS = {
     "cifar10-low": Task("cifar10-low", EIGHT, 5, title="2,000 images, right labels"),
     "gpt-small": Task("gpt-small", TEXT, 5, title="a transformer that memorises"),
     "wikitext2-lstm-small": Task("wikitext2-lstm-small", TEXT, 5, title="an LSTM that underfits"),
+    "cifar10-large-noisy": Task("cifar10-large-noisy", LARGE, 3, title="50,000 images, 20 %"),
 }
 """In the order in which a budget is spent."""

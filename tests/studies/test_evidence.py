@@ -1,0 +1,117 @@
+"""The pages of docs/evidence: what the tables say of made-up records, and that ours are drawn."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+STUDIES = Path(__file__).parents[2] / "studies"
+sys.path.insert(0, str(STUDIES))
+
+import draw  # noqa: E402
+import paper  # noqa: E402
+import run as study  # noqa: E402
+
+
+def runs(*values):
+    return {
+        str(2000 + k): {"failed": "diverged"}
+        if value is None
+        else {"last": {"test_top1": value, "test_loss": 1.0, "test_ece": 5.0}, "seconds": 1.0}
+        for k, value in enumerate(values)
+    }
+
+
+def stage(rows, *, refit=False, searched=None, cost=None):
+    return {
+        "rows": {key: key.replace(" ", "-") for key in rows},
+        "runs": rows,
+        "refit": refit,
+        "classes": 10,
+        "begun": "2026-01-01T00:00:00+00:00",
+        "versions": {"seht": "0"},
+        "cost": cost or {},
+        "grid": searched and {"runs": searched},
+        "command": "seht compare",
+    }
+
+
+def record(**stages):
+    machine = {"processor": "a processor", "cores": 2, "commit": "0000000"}
+    return {"task": "digits-noisy", "machine": machine, "seeds": 4, "stages": stages}
+
+
+SEARCHED = stage(
+    {
+        "weight decay": runs(70, 72, 71, 73),
+        "sam": runs(74, 75.5, 75, 76),
+        "tr(G)": runs(80, 81, 82, 82.5),
+    },
+    searched={"a": 15, "b": 15, "c": 15},
+)
+
+
+def test_a_table_has_every_row_the_best_first_and_marks_what_passes_holm():
+    text = draw.table(record(search=SEARCHED))
+    order = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert order == ["", "---", "tr(G)", "sam", "weight decay"]
+    assert "+9.9 [+8.5, +11.2] *" in text
+    assert "71.5 ± 0.6" in text
+    assert "make study TASK=digits-noisy" in text
+
+
+def test_the_answers_are_those_of_the_protocol():
+    fixed = stage({"plain": runs(60, 60, 60, 61), "tr(G) tuned": runs(75, 70, 80, 82)})
+    text = draw.verdicts({"digits-noisy": record(fixed=fixed, search=SEARCHED)})
+    cells = [cell.strip() for cell in text.splitlines()[-1].split("|")[1:-1]]
+    assert cells[:2] == ["`digits-noisy`", "4"]
+    assert cells[2].startswith("yes: +9.9")
+    assert cells[3].startswith("yes: +6.2") and cells[3].endswith("(sam)")
+    assert cells[4] == "no harm"
+    assert cells[5].startswith("no: −4.6")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(-3, -0.5, "harm"), (-0.9, 2, "no harm"), (-2, 0.5, "undecided"), (1, 2, "no harm")],
+)
+def test_harm(low, high, word):
+    assert draw._harm(draw.Difference((low + high) / 2, low, high, 5)) == word
+
+
+def test_a_run_that_diverged_has_guessed_and_is_named():
+    rows = draw.rows_of(record(a=stage({"sam": runs(70, None)})), refit=False)
+    assert rows["sam"].values == {2000: 70, 2001: 10}
+    assert "2 (1 diverged)" in draw.table(record(a=stage({"sam": runs(70, None)})))
+
+
+def test_a_late_start_costs_as_much_less_as_it_is_late():
+    early = draw.Row("a", "seht-h(every=2,warmup=0.1)", {}, 10, 0, {"ratio": 2.0})
+    late = draw.Row("b", "seht-h(every=2,warmup=0.75)", {}, 10, 0, {"ratio": 1.0})
+    rows = {"a": early, "b": late}
+    assert math.isclose(draw.plain_steps(early, rows), 1.9)
+    assert math.isclose(draw.plain_steps(late, rows), 1.25)
+
+
+def test_convergence_is_the_first_epoch_with_a_small_loss():
+    assert paper.epochs({"curves": {"train_loss": [1.0, 0.3, 0.09, 0.2]}}) == 3
+    assert paper.epochs({"curves": {"train_loss": [1.0, 0.3]}}) == 2
+
+
+def test_the_pages_are_those_that_the_records_give():
+    """``make evidence`` would change nothing."""
+    names = [*draw.TASKS, "claims"]
+    records = {n: study.read_record(n) for n in names if study.path_of(n, study.RECORDS).is_file()}
+    for page in draw.DOCS.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert draw.redrawn(text, records) == text, f"run `make evidence`: {page.name}"
+
+
+def test_judging_began_after_the_protocol_was_written():
+    """Its commit is of 04:54 UTC, 18 November 2026."""
+    for path in study.RECORDS.glob("*.json.xz"):
+        for part in (
+            study.read_record(path.name.removesuffix(".json.xz")).get("stages", {}).values()
+        ):
+            assert part["begun"] > "2026-11-18T04:54"

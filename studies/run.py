@@ -185,11 +185,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK")
     parser.add_argument("--seeds", type=int, help="judging seeds (default: the plan's)")
     parser.add_argument("--rows", help="only these, with commas; the others can follow later")
+    parser.add_argument("--stages", help="only these, with commas")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "study")
     parser.add_argument("--records", type=Path, default=RECORDS)
     given, more = parser.parse_known_args(arguments)
     for name in given.tasks:
         task = TASKS[name] if given.rows is None else only(TASKS[name], given.rows.split(","))
+        if given.stages is not None:
+            kept = tuple(s for s in task.stages if s.name in given.stages.split(","))
+            task = replace(task, stages=kept)
         run(name, task, given.seeds or task.seeds, more, given.runs, given.records)
 
 

@@ -27,7 +27,8 @@ ROOT     := $(shell test "$$(id -u)" = 0 || echo sudo)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-browser matrix study evidence lint format bench clean
+.PHONY: help setup demo test test-all test-browser matrix study evidence docs figures dist lint format \
+        bench clean
 
 help: ## print this list
 	@echo "Targets:"
@@ -44,7 +45,7 @@ $(VENV)/bin/pip:
 # A complete set-up is also all that the demo needs, hence both stamps.
 $(SETUP_STAMP): $(PINS) | $(VENV)/bin/pip
 	@echo "Installing seht with every extra (torch is large: minutes, the first time) ..."
-	@$(PIP) -e '.[lab,ray,dev]'
+	@$(PIP) -e '.[lab,ray,docs,dev]'
 	@touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): $(PINS) | $(VENV)/bin/pip
@@ -78,6 +79,16 @@ study: $(SETUP_STAMP) ## run a part of the study, TASK=digits-noisy; goes on whe
 evidence: $(SETUP_STAMP) ## draw the tables and figures of docs/evidence again from results/evidence
 	$(PY) studies/draw.py
 
+docs: $(SETUP_STAMP) ## build the site into site/, strictly; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+
+figures: $(SETUP_STAMP) ## draw the pictures of the documentation again (minutes)
+	@set -e; for script in logo architecture frozen_decisions two_minima cost_variance; do \
+	  echo "== $$script"; $(PY) scripts/figures/$$script.py; done
+
+dist: $(SETUP_STAMP) ## the wheel and the source distribution, into dist/
+	$(PY) -m build --quiet
+
 lint: $(SETUP_STAMP) ## ruff and mypy, changing nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -91,5 +102,5 @@ bench: $(SETUP_STAMP) ## run every script in benchmarks/
 	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(PY) "$$script"; done
 
 clean: ## remove caches and build products, but not .venv
-	@rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

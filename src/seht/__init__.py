@@ -18,7 +18,7 @@ from seht.strength.tuning import Tuning
 
 from seht import measure  # isort: skip
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckReport",

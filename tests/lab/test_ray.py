@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from small import FEW, digits, options, outcome
 
+import seht
 from seht import cli
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.methods.parse import parse
@@ -220,7 +221,7 @@ def test_trials_that_fail_are_recorded_and_the_others_finish(tmp_path, cluster):
     record = json.loads((runs / "dying" / "seed-0" / "result.json").read_text())
     assert record["status"] == "failed" and record["reason"] == dead.reason
     assert found["none, seed 0"].done and there == found["none, seed 0"]
-    assert "has seht 0.1.0, the driver 9.9; install the same version on both" in refused
+    assert f"has seht {seht.__version__}, the driver 9.9; install the same version" in refused
     assert not list(runs.glob("none/seed-1/*.json"))
 
 

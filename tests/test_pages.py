@@ -1,0 +1,72 @@
+"""Every Python block of the documentation runs, and every link of a page leads somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if pages.blocks(path.read_text("utf-8")))
+NEEDS = {"lightning.md": "lightning", "huggingface.md": "peft"}
+"""What a page imports and not every Python has."""
+
+
+@pytest.fixture
+def alone():
+    """A group of one process, for pages of several."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_runs(page, request, tmp_path, monkeypatch):
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
+        pytest.importorskip("transformers" if page.name == "huggingface.md" else "lightning")
+    text = page.read_text("utf-8")
+    if "DistributedDataParallel(" in text or "fully_shard(" in text:
+        request.getfixturevalue("alone")
+    monkeypatch.chdir(tmp_path)
+    pages.run(page)
+
+
+def links(path):
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text)
+    return [target for target in found if "://" not in target]
+
+
+@pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *ROOT.glob("*.md")], ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    """Also in the repository, where nobody builds the site."""
+    for target in links(page):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_public_name_is_in_the_reference():
+    import seht
+
+    said = "".join(path.read_text("utf-8") for path in (DOCS / "reference").glob("*.md"))
+    listed = set(re.findall(r"^::: (\S+)", said, re.MULTILINE))
+    names = {f"seht.{name}" for name in seht.__all__ if name != "measure"}
+    names |= {f"seht.measure.{name}" for name in seht.measure.__all__}
+    assert names - listed == set()
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly(tmp_path):
+    """No broken link, no page that is missing, and nothing that is fetched from elsewhere."""
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        html = page.read_text("utf-8")
+        assert not re.findall(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=.?https?:", html), page

@@ -110,6 +110,23 @@ def test_help_teaches(run):
         assert words in out
 
 
+def test_list_and_the_help_of_the_lab(run):
+    from seht.lab.methods import METHODS
+    from seht.lab.presets import PRESETS
+    from seht.lab.recipes import RECIPES
+
+    code, out, _ = run("list")
+    assert code == 0
+    for name in (*RECIPES, *METHODS, *PRESETS):
+        assert re.search(rf"^  {name} +\S.*\w", out, re.MULTILINE), name
+    assert ":math:" not in out and "``" not in out
+    assert run("list", "methods")[1].startswith("methods:\n  weight-decay ")
+    assert out.strip() in run("compare", "--help")[1]
+    taught = run("train", "--help")[1]
+    assert "\nmethods:\n" in taught and "\npresets:\n" not in taught
+    assert run("list", "methodz")[0] == 2
+
+
 def test_version(run):
     code, out, _ = run("--version")
     assert code == 0

@@ -21,6 +21,7 @@ from seht.commands.measure import add_measure
 from seht.errors import UsageError
 from seht.lab.commands.bench import add_bench
 from seht.lab.commands.compare import add_compare
+from seht.lab.commands.listing import add_list
 from seht.lab.commands.report import add_report
 from seht.lab.commands.train import add_train
 from seht.measure.survey import Subject
@@ -32,6 +33,7 @@ examples:
   seht check train:example --json   the same for a program
   seht check --help                 what `example` has to return
   seht bench --fast                 what each estimator costs on this machine
+  seht list                         recipes, methods and presets, a line each
   seht train digits --method seht-h train one method
   seht compare digits               every method, several seeds: the paper's table for your data
   seht measure runs/a runs/b        how flat are these models? a table and a page
@@ -121,6 +123,7 @@ COMMANDS: tuple[Callable[[Any], None], ...] = (
     add_train,
     add_compare,
     add_report,
+    add_list,
     lambda commands: add_measure(commands, _runs),
 )
 """Every command's function; a new one is added here."""

@@ -57,14 +57,21 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SehtH:
-    r"""SEHT-H, the paper's Algorithm 1: Hutchinson's estimator of :math:`\mathrm{tr}(H)`.
+    """SEHT-H, the paper's Algorithm 1: Hutchinson's estimator of the whole trace.
 
-    Every entry of every chosen tensor is :math:`\pm 1` with probability 1/2, so that
-    :math:`E[\sigma\sigma^T] = I` and :math:`E[\sigma^T H \sigma] = \mathrm{tr}(H)`.
+    Every entry of every chosen tensor is +1 or −1 with probability 1/2, so that E[s sᵀ] = I and
+    E[sᵀ H s] = tr(H).
+
+    Cost: three plain steps with one probe, 1 + 2 K with K; two, or 1 + K, for `curvature="ggn"`.
 
     Args:
-        probes: the paper's maxIter, the number of probes averaged.
-        distribution: ``"rademacher"`` (the paper's) or ``"gaussian"`` (more variance).
+        probes: K, the paper's maxIter: the number of probes averaged.
+        distribution: `"rademacher"` (the paper's) or `"gaussian"` (more variance).
+
+    Example:
+        ```python
+        penalty = seht.HessianTrace(model, weight=1e-4, estimator=seht.SehtH(probes=2))
+        ```
     """
 
     probes: int = 1
@@ -95,23 +102,28 @@ class SehtH:
 
 @dataclass(frozen=True, kw_only=True)
 class SehtD:
-    r"""SEHT-D, the paper's Algorithm 2: it estimates :math:`2 p_1 p_2 \mathrm{tr}(H)`.
+    """SEHT-D, the paper's Algorithm 2: the trace of a few entries of a few tensors.
 
-    Each tensor is kept with probability :math:`p_1`; in a kept tensor every entry follows
-    :math:`Q(p_2)`: +1 and -1 with probability :math:`p_2` each, else 0. The paper does not
-    rescale this partial trace, so that at equal weight SEHT-D is :math:`1 / (2 p_1 p_2)` times
-    weaker than SEHT-H: 200 times at p = 0.05, 5,000 times at p = 0.01. ``rescale=True`` divides by
-    :math:`2 p_1 p_2` and is unbiased for :math:`\mathrm{tr}(H)`.
+    Each tensor is kept with probability p₁; in a kept tensor every entry is +1 or −1 with
+    probability p₂ each, else 0. So it estimates 2 p₁ p₂ tr(H), which the paper does not rescale: at
+    equal weight SEHT-D is 1 / (2 p₁ p₂) times weaker than SEHT-H, 200 times at p = 0.05, 5,000
+    times at p = 0.01. `rescale=True` divides by 2 p₁ p₂ and is unbiased for tr(H).
 
-    A step on which no tensor is kept has no penalty and costs a plain step.
+    Cost: a step on which no tensor is kept is a plain step; else less than SEHT-H, as what comes
+    before the first kept tensor is computed once. On a ResNet-18 1.2 plain steps at p = 0.01 and
+    1.9 at 0.05.
 
     Args:
         probes: the paper's maxIter.
-        prob: :math:`p_2`, in (0, 0.5].
-        layer_prob: :math:`p_1`, in (0, 1]; ``prob`` if not given, as in the paper.
-        rescale: divide by :math:`2 p_1 p_2`.
-        distribution: of the entries that are not 0: ``"rademacher"`` (the paper's) or
-            ``"gaussian"``.
+        prob: p₂, in (0, 0.5].
+        layer_prob: p₁, in (0, 1]; `prob` if not given, as in the paper.
+        rescale: divide by 2 p₁ p₂.
+        distribution: of the entries that are not 0: `"rademacher"` (the paper's) or `"gaussian"`.
+
+    Example:
+        ```python
+        penalty = seht.HessianTrace(model, weight=1e-3, estimator=seht.SehtD(prob=0.05))
+        ```
     """
 
     probes: int = 1
@@ -156,24 +168,30 @@ class SehtD:
 
 @dataclass(frozen=True, kw_only=True)
 class SehtS:
-    r"""SEHT-S: Hutchinson's estimator with a probe of its own for every example of the batch.
+    """SEHT-S: Hutchinson's estimator with a probe of its own for every example of the batch.
 
-    The loss is a sum over examples, :math:`L = \sum_n L_n`, so that
-    :math:`\mathrm{tr}(H) = \sum_n \mathrm{tr}(H_n)` and each example may have its own probe
-    :math:`s_n = S \circ r_n q_n^T` (``engines/persample/signs.py``): as unbiased as one for all,
-    and its error falls with the number of examples. Counting large products it costs three plain
-    steps, two for ``curvature="ggn"``; with the elementwise work about 3.5 and 2.3. It needs the
-    difference engine, and a loss in which examples do not meet before they are summed.
+    The loss is a sum over examples, L = Σ Lₙ, so that tr(H) = Σ tr(Hₙ) and each example may have its
+    own probe sₙ = S ∘ rₙ qₙᵀ (`persample/signs.py`): as unbiased as one for all, and its error
+    falls with the number of examples. It needs the difference engine, and a loss in which examples
+    do not meet before they are summed.
+
+    Cost: counting large products three plain steps, two for `curvature="ggn"`; with the elementwise
+    work about 3.5 and 2.3.
 
     Args:
         probes: the number of probes averaged, for each example.
-        batch_dim: the dimension of the model's inputs that holds the examples; found by looking
-            at what the model does if not given.
-        coupling: what to do where examples do meet. ``"refuse"`` is an error. ``"own"`` goes on and
-            estimates :math:`\sum_n \mathrm{tr}(H_{nn})`: the trace if every example had its own
-            copy of the weights; what one example's copy does to another's loss is left out.
-            ``"frozen"`` holds the batch statistics of train-mode BatchNorm and estimates the trace
-            of the network with these statistics; its gradient does flow through them.
+        batch_dim: the dimension of the model's inputs that holds the examples; found by looking at
+            what the model does if not given.
+        coupling: what to do where examples do meet. `"refuse"` is an error. `"own"` goes on and
+            estimates Σ tr(Hₙₙ): the trace if every example had its own copy of the weights; what
+            one example's copy does to another's loss is left out. `"frozen"` holds the batch
+            statistics of train-mode BatchNorm and estimates the trace of the network with these
+            statistics; its gradient does flow through them.
+
+    Example:
+        ```python
+        penalty = seht.HessianTrace(model, weight=1e-4, estimator="seht-s")
+        ```
     """
 
     probes: int = 1

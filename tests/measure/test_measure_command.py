@@ -86,8 +86,20 @@ def test_json_holds_every_figure_and_no_nan(run):
     assert low < model["trace"]["estimate"] < high
 
 
+def test_a_page_shows_what_was_measured_and_the_interval_is_useful(run, tmp_path):
+    code, _, err = run(*mine("small"), "--html", "flat.html", "--json", "flat.json")
+    assert code == 0, err
+    page = (tmp_path / "flat.html").read_text()
+    assert "Layers" in page and "Landscape" not in page and "Density" not in page
+    [model] = json.loads((tmp_path / "flat.json").read_text())["models"]
+    assert model.keys() == {"name", "trace"}
+    assert model["trace"]["dof"] >= 7  # of one batch, without a word about probes
+
+
 def test_the_page_is_self_contained(run, tmp_path):
-    code, out, err = run(*mine("small", "wide"), "--html", "flat.html", "--few", "20")
+    code, out, err = run(
+        *mine("small", "wide"), "--what", "all", "--html", "flat.html", "--few", "20"
+    )
     assert code == 0, err
     page = (tmp_path / "flat.html").read_text()
     assert page.count("<svg") >= 9 and "flat.html" in out

@@ -35,7 +35,7 @@ measured in evaluation mode.
 """
 MEASURE_EPILOG = """\
 measurements: trace, layers, eigenvalues (with stability and the learning rate's limit), density,
-landscape, sharpness, robustness, bound; or all
+landscape, sharpness, robustness, bound; or all. The page shows what was measured.
 
 your own model and data:
 
@@ -83,11 +83,16 @@ def add_measure(commands: Any, runs: Runs) -> None:
     what = parser.add_argument_group("what, and how well")
     add(
         what, "--what", action="append", metavar="LIST",
-        help="measurements (default trace,layers; with --html all)",
+        help="measurements (default trace,layers)",
     )  # fmt: skip
     add(what, "--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
     add(what, "--tol", type=real(above=True), metavar="X", help="relative standard error to reach")
-    add(what, "--probes", type=whole(1, COUNT), help="replicates per micro-batch (2)")
+    add(
+        what,
+        "--probes",
+        type=whole(1, COUNT),
+        help="replicates per micro-batch (enough for a useful interval)",
+    )
     add(what, "--samples", type=whole(1, SEED), help="read so many for the trace")
     add(what, "--few", type=whole(1, SEED), default=512, help="... and for everything else (512)")
     add(what, "--micro-batch", type=whole(1, SEED), help="cut batches into so many")
@@ -97,14 +102,14 @@ def add_measure(commands: Any, runs: Runs) -> None:
     add(where, "--data-dir", metavar="DIR", help="where the data is")
     out = parser.add_argument_group("output")
     add(out, "--json", metavar="FILE", help="every figure as JSON; - for standard output")
-    add(out, "--html", metavar="FILE", help="a self-contained page")
+    add(out, "--html", metavar="FILE", help="a self-contained page of what was measured")
     parser.set_defaults(run=lambda arguments: run_measure(arguments, runs), extra="measure")
 
 
 def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
     """Gather the models, measure them, report."""
     named = [name for name in arguments.runs if name in (*PARTS, "all") and not Path(name).exists()]
-    asked = [*(arguments.what or []), *named] or (["all"] if arguments.html else ["trace,layers"])
+    asked = [*(arguments.what or []), *named] or ["trace,layers"]
     options = ("curvature", "tol", "probes", "samples", "few", "micro_batch", "seed")
     try:
         plan = SurveyPlan(choose_parts(asked), **{key: getattr(arguments, key) for key in options})

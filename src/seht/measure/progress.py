@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from seht.measure.numbers import duration
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -26,7 +28,10 @@ class Progress:
         value = "" if self.estimate is None else f"  {self.estimate:.4g}"
         if value and self.stderr is not None:
             value += f" +- {self.stderr:.2g}"
-        return f"{self.what} {share}{value}  {self.seconds:.0f} s"
+        left = ""
+        if self.total is not None and 0 < self.done < self.total:
+            left = f", about {duration(self.seconds * (self.total - self.done) / self.done)} left"
+        return f"{self.what} {share}{value}  {duration(self.seconds)}{left}"
 
 
 Report = Callable[[Progress], object] | bool | None

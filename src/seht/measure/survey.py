@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from torch import nn
 
 from seht.errors import unknown
 from seht.measure.bound import BoundResult, bound
+from seht.measure.data import MICRO_BATCH, Batches, is_batch, size_of
 from seht.measure.density import DensityResult, density
 from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
 from seht.measure.landscape import LandscapeResult, landscape
@@ -28,6 +30,8 @@ PARTS = (
 """What can be asked for; ``eigenvalues`` brings the stability of section 3.4 with it."""
 FEW = 512
 """Examples for what reads the data again and again."""
+DOF = 8
+"""Degrees of freedom that make a 95 % interval 2.3 standard errors wide to each side, not 12.7."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class SurveyPlan:
     curvature: str = "hessian"
     tol: float | None = None
     probes: int | None = None
+    """Replicates for each micro-batch; as many as a useful interval takes by default."""
     samples: int | None = None
     """Read so many examples for the trace; all by default."""
     few: int = FEW
@@ -130,7 +135,8 @@ def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
     return Findings(
         name=subject.name,
         trace=trace(
-            subject.model, subject.loss_fn, subject.data, tol=plan.tol, probes=plan.probes,
+            subject.model, subject.loss_fn, subject.data, tol=plan.tol,
+            probes=plan.probes or enough(subject, plan),
             per_layer="layers" in plan.parts, limit=plan.samples, **common, **curvature,
         ),
         eigenvalues=ends,
@@ -142,6 +148,21 @@ def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
         robustness=ask("robustness", robustness, **few),
         bound=ask("bound", bound, **few),
     )  # fmt: skip
+
+
+def enough(subject: Subject, plan: SurveyPlan) -> int:
+    """Replicates that give the trace's error :data:`DOF` degrees of freedom, at least two.
+
+    A micro-batch adds one degree less than it has replicates; a tolerance looks for itself.
+    """
+    axis, data = subject.batch_dim or 0, subject.data
+    if is_batch(data):
+        examples = min(size_of(data, axis), plan.samples or size_of(data, axis))
+        parts = ceil(examples / (plan.micro_batch or MICRO_BATCH))
+    else:
+        size, limit = plan.micro_batch, plan.samples
+        parts = Batches(data, size=size, axis=axis, limit=limit).total or DOF
+    return 2 if plan.tol is not None else 1 + ceil(DOF / max(1, parts))
 
 
 def choose_parts(texts: Sequence[str]) -> tuple[str, ...]:

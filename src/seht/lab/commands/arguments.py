@@ -39,7 +39,11 @@ def add_shared(parser: Any, default: str) -> None:
     )
     parser.add_argument("--retry", action="store_true", help="run again what has failed")
     parser.add_argument(
-        "-h", "--help", action=_Help, nargs=0, help="this, and the recipe's fields if it is named"
+        "-h",
+        "--help",
+        action=_Help,
+        nargs=0,
+        help="this, and every recipe and method; the recipe's fields if it is named",
     )
     for name in field_names():
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
@@ -71,12 +75,16 @@ def field_names() -> Iterator[str]:
 
 
 class _Help(argparse.Action):
-    """The usual help and, after a recipe's name, its fields."""
+    """The usual help, what can be asked for and, after a recipe's name, its fields instead."""
 
     def __call__(self, parser: Any, namespace: Any, *_: Any) -> None:
         parser.print_help()
         name = getattr(namespace, "recipe", None)
-        if name is not None:
+        if name is None:
+            from seht.lab.commands.listing import WHAT, lists
+
+            print("\n" + lists(WHAT if hasattr(namespace, "preset") else WHAT[:2]))
+        else:
             from seht.lab import recipes
 
             try:

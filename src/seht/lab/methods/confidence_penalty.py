@@ -10,7 +10,9 @@ from seht.lab.methods.checks import not_negative
 
 
 class ConfidencePenalty(Method):
-    r"""Cross-entropy **minus** :math:`\beta\,\mathrm{mean}_i H(p_i)`: uncertainty is rewarded.
+    r"""Uncertainty is rewarded: the entropy of the predictions is taken from the loss.
+
+    Cross-entropy **minus** :math:`\beta\,\mathrm{mean}_i H(p_i)`.
 
     Pereyra et al., arXiv 1701.06548.
 

@@ -21,7 +21,9 @@ PLACES = {
 
 
 class DropBlock(Method):
-    r"""Drop squares of feature maps, one in place of each seed that is drawn with probability
+    r"""Squares of feature maps are dropped, at a growing rate.
+
+    One in place of each seed that is drawn with probability
 
     .. math:: \gamma = \frac{1 - keep}{b^2} \frac{f^2}{(f - b + 1)^2} .
 

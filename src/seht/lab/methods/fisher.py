@@ -14,7 +14,9 @@ from seht.lab.methods.checks import not_negative
 
 
 class Fisher(Method):
-    r"""Cross-entropy plus :math:`\lambda B \lVert \nabla_w \frac1B \sum_i -\log p_i(\hat y_i)
+    r"""The trace of the Fisher matrix, from labels drawn from the model, added to the loss.
+
+    Cross-entropy plus :math:`\lambda B \lVert \nabla_w \frac1B \sum_i -\log p_i(\hat y_i)
     \rVert^2`, with labels :math:`\hat y_i \sim p_i` drawn from the model.
 
     Jastrzebski et al., arXiv 2012.14193. The squared norm of the mini-batch gradient has the

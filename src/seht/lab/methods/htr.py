@@ -15,7 +15,7 @@ from seht.lab.methods.trace import TracePenalty
 
 
 class HtrMiddle(TracePenalty):
-    r"""The trace of the Hessian blocks of the middle half of the parameter tensors.
+    r"""The trace of the middle half of the parameter tensors, every 50th step.
 
     Tensors n // 4 to 3 n // 4 of ``named_parameters()``, norm scales and biases included; Gaussian
     probes; every 50th step of the last three quarters of training. arXiv 2012.03801, and "Middle
@@ -55,7 +55,7 @@ class HtrMiddle(TracePenalty):
 
 
 class HtrFull(HtrMiddle):
-    r"""The same with every parameter tensor, the "full network" variant of arXiv 2012.03801.
+    r"""The trace of all parameter tensors, every 50th step: arXiv 2012.03801, "full network".
 
     Args:
         weight: gamma, on the steps that are penalised.

@@ -11,7 +11,9 @@ from seht.lab.methods.checks import at_least, not_negative
 
 
 class Jacobian(Method):
-    r"""Cross-entropy plus :math:`\lambda R`, with
+    r"""The squared norm of the logits' derivative in the input, added to the loss.
+
+    Cross-entropy plus :math:`\lambda R`, with
     :math:`R = \frac12 \mathrm{mean}_i \lVert \partial z_i / \partial x_i \rVert_F^2` of the logits.
 
     Hoffman et al., arXiv 1908.02729.

@@ -7,7 +7,9 @@ from seht.lab.methods.checks import not_negative, share
 
 
 class LabelSmoothing(Method):
-    r"""Cross-entropy with targets :math:`(1 - \epsilon)\,\mathrm{onehot} + \epsilon / K`.
+    r"""Targets that leave every class a little probability.
+
+    Cross-entropy with targets :math:`(1 - \epsilon)\,\mathrm{onehot} + \epsilon / K`.
 
     Szegedy et al., arXiv 1512.00567. The paper adds :math:`\lambda U`, U the mean of
     :math:`-\log p_k` over the classes, to the cross-entropy, which is :math:`1 + \lambda` times

@@ -9,7 +9,9 @@ from seht.lab.methods.checks import at_least, share
 
 
 class Lookahead(Method):
-    r"""Every k steps :math:`slow \leftarrow slow + \alpha (fast - slow)`, then fast = slow.
+    r"""Slow weights that follow the fast ones every k steps.
+
+    Every k steps :math:`slow \leftarrow slow + \alpha (fast - slow)`, then fast = slow.
 
     Zhang et al., arXiv 1907.08610; the optimiser is pytorch_optimizer's.
 

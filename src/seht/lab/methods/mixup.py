@@ -13,7 +13,9 @@ from seht.lab.methods.checks import positive
 
 
 class Mixup(Method):
-    r"""Train on :math:`s x_i + (1 - s) x_{\pi(i)}`, with the labels of both in that proportion.
+    r"""Mixtures of two images, with the labels of both in proportion.
+
+    Train on :math:`s x_i + (1 - s) x_{\pi(i)}`.
 
     Zhang et al., arXiv 1710.09412: one s ~ Beta(alpha, alpha) and one permutation per batch, before
     the forward pass.

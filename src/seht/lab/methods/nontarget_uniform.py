@@ -13,7 +13,9 @@ from seht.lab.methods.loss import over_labels
 
 
 class NontargetUniform(Method):
-    r"""Cross-entropy plus :math:`\lambda\,KL(u \,\Vert\, q)`: wrong classes equally likely.
+    r"""Wrong classes are to be equally likely (a stand-in for MM + FRL).
+
+    Cross-entropy plus :math:`\lambda\,KL(u \,\Vert\, q)`.
 
     q is p restricted to the wrong classes and renormalised, u uniform on them. A **stand-in** for
     the minimax part of MM + FRL (arXiv 2011.10951), whose formulas are not public in reachable

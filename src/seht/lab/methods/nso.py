@@ -19,7 +19,9 @@ from seht.tensors.random_state import RandomState
 
 
 class Nso(Method):
-    r"""The loss averaged over weight noise, :math:`\frac12 (L(w + \sigma u) + L(w - \sigma u))`.
+    r"""The loss averaged over weight noise.
+
+    :math:`\frac12 (L(w + \sigma u) + L(w - \sigma u))`.
 
     Zhang, Li and Ju, arXiv 2306.08553: u Gaussian on every parameter. On a smooth network it tends
     to :math:`L + \frac12 \sigma^2 \mathrm{tr}(H)`; the step crosses the kinks of a ReLU network,

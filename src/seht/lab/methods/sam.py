@@ -13,7 +13,9 @@ from seht.replay.buffers import BorrowedBuffers
 
 
 class Sam(Method):
-    r"""The gradient at :math:`w + \rho\, g / \lVert g \rVert`, applied at w: two passes a step.
+    r"""The gradient from the edge of a ball around the weights: two passes a step.
+
+    It is taken at :math:`w + \rho\, g / \lVert g \rVert`, and applied at w.
 
     Foret et al., arXiv 2010.01412; the optimiser is pytorch_optimizer's. BatchNorm statistics move
     in the first pass only. The second pass draws its own dropout masks.

@@ -170,8 +170,8 @@ class SehtD:
 class SehtS:
     """SEHT-S: Hutchinson's estimator with a probe of its own for every example of the batch.
 
-    The loss is a sum over examples, L = Σ Lₙ, so that tr(H) = Σ tr(Hₙ) and each example may have its
-    own probe sₙ = S ∘ rₙ qₙᵀ (`persample/signs.py`): as unbiased as one for all, and its error
+    The loss is a sum over examples, L = Σ Lₙ, so that tr(H) = Σ tr(Hₙ) and each example may have
+    its own probe sₙ = S ∘ rₙ qₙᵀ (`persample/signs.py`): as unbiased as one for all, and its error
     falls with the number of examples. It needs the difference engine, and a loss in which examples
     do not meet before they are summed.
 

@@ -87,12 +87,7 @@ def add_measure(commands: Any, runs: Runs) -> None:
     )  # fmt: skip
     add(what, "--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
     add(what, "--tol", type=real(above=True), metavar="X", help="relative standard error to reach")
-    add(
-        what,
-        "--probes",
-        type=whole(1, COUNT),
-        help="replicates per micro-batch (enough for a useful interval)",
-    )
+    add(what, "--probes", type=whole(1, COUNT), help="replicates (as many as an interval needs)")
     add(what, "--samples", type=whole(1, SEED), help="read so many for the trace")
     add(what, "--few", type=whole(1, SEED), default=512, help="... and for everything else (512)")
     add(what, "--micro-batch", type=whole(1, SEED), help="cut batches into so many")

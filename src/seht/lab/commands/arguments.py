@@ -43,7 +43,7 @@ def add_shared(parser: Any, default: str) -> None:
         "--help",
         action=_Help,
         nargs=0,
-        help="this, and every recipe and method; the recipe's fields if it is named",
+        help="this, recipes and methods; after a recipe, its fields",
     )
     for name in field_names():
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))

@@ -9,9 +9,9 @@ from typing import Any
 WHAT = ("recipes", "methods", "presets")
 
 LIST = """\
-What `seht train` and `seht compare` can be asked for, a line each. A recipe is a data set, a network
-and a schedule; a method is a way to regularise, with options in brackets and combined by `+`; a preset
-is a table of the paper.
+What `seht train` and `seht compare` can be asked for, a line each. A recipe is a data set, a
+network and a schedule; a method is a way to regularise, with options in brackets and combined by
+`+`; a preset is a table of the paper.
 """
 
 

@@ -117,7 +117,7 @@ def imported():
 
 
 def test_every_package_that_is_imported_belongs_to_an_extra():
-    known = {*sys.stdlib_module_names, "torch", "seht", "pydoc_data"}
+    known = {*sys.stdlib_module_names, "torch", "typing_extensions", "seht", "pydoc_data"}
     frameworks = {"lightning", "pytorch_lightning", "transformers"}  # their users have them
     for package, file in imported():
         if package in known or (package in frameworks and file.parts[0] == "integrations"):

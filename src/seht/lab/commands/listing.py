@@ -52,7 +52,7 @@ def _rows(kind: str) -> Any:
     from seht.lab.methods import METHODS
     from seht.lab.recipes import RECIPES
 
-    made: dict[str, Any] = {"methods": METHODS, "recipes": RECIPES}[kind]
+    made: dict[str, Any] = dict(METHODS if kind == "methods" else RECIPES)
     return [(name, summary(thing)) for name, thing in made.items()]
 
 

@@ -116,6 +116,20 @@ LARGE = (
     ),
 )
 
+_CARRIED = ("weight decay", "mixup", "sam")
+CARRIED = (
+    Stage(
+        "carried",
+        {
+            "plain": "weight-decay",
+            "early-stopping": "early-stopping",
+            **{key: f"{{digits-noisy:{key}}}" for key in (*_CARRIED, "tr(G) share")},
+            "tr(G) tuned": "seht-h(weight=tuned)",
+        },
+    ),
+)
+"""What the search on digits-noisy has chosen, for all methods alike, on tasks without a search."""
+
 _W = "{digits-noisy:tr(G)=weight}"
 PRICE = Stage(
     "price",
@@ -171,6 +185,20 @@ TASKS = {
     "digits-clean": Task(
         "digits-noisy", EVERY, 20, (*NO_EXTRAS, *_NO_NOISE), title="digits, right labels"
     ),
+    "digits-clean-carried": Task(
+        "digits-noisy",
+        CARRIED,
+        10,
+        (*NO_EXTRAS, *_NO_NOISE),
+        title="digits, right labels, settings of 40 %",
+    ),
+    "digits-noisy-20-carried": Task(
+        "digits-noisy",
+        CARRIED,
+        10,
+        (*NO_EXTRAS, *_FIFTH),
+        title="digits, 20 % replaced, settings of 40 %",
+    ),
     "price": Task("digits-noisy", (PRICE,), 10, title="what cheaper schedules keep"),
     "paper": Task(
         "digits-noisy",
@@ -181,6 +209,12 @@ TASKS = {
         title="the paper's claims on digits",
     ),
     "cancer-noisy": Task("cancer-noisy", EIGHT, 20, title="a table, 40 % replaced"),
+    "cancer-noisy-carried": Task(
+        "cancer-noisy", CARRIED, 10, title="a table, 40 % replaced, settings of digits"
+    ),
+    "italy-power-noisy-carried": Task(
+        "italy-power-noisy", CARRIED, 10, title="time series, 40 % replaced, settings of digits"
+    ),
     "cancer": Task("cancer", EIGHT, 20, title="a table, right labels"),
     "italy-power-noisy": Task("italy-power-noisy", EIGHT, 20, title="time series, 40 % replaced"),
     "italy-power": Task("italy-power", EIGHT, 20, title="time series, right labels"),

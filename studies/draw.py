@@ -70,10 +70,9 @@ def rows_of(record: dict[str, Any], *, refit: bool) -> dict[str, Row]:
     found = {}
     for stage in record["stages"].values():
         if stage["refit"] == refit:
-            searched = list(((stage["grid"] or {}).get("runs") or {}).values())
-            for place, (key, method) in enumerate(stage["rows"].items()):
+            for key, method in stage["rows"].items():
                 runs = {int(seed): run for seed, run in stage["runs"][key].items()}
-                count = searched[place] if searched else 0
+                count = stage["searched"].get(key, 0)
                 cost = stage["cost"].get(key)
                 found[key] = Row(key, method, runs, stage["classes"], count, cost)
     return found

@@ -95,8 +95,10 @@ def run(
     name: str, task: Task, seeds: int, more: list[str], runs: Path, records: Path
 ) -> dict[str, Any]:
     """All stages of a task; the record is packed after each of them."""
-    stages: dict[str, Any] = {}
     record: dict[str, Any] = {}
+    if path_of(name, records).is_file():
+        record = read_record(name, records)
+    stages: dict[str, Any] = record.get("stages", {})
     for stage in task.stages:
         own = chosen({"stages": stages})
         methods = [filled(text, own, records) for text in stage.rows.values()]
@@ -105,7 +107,7 @@ def run(
         print(f"== {name}, {stage.name}: {len(methods)} rows, {seeds} seeds", flush=True)
         if code := seht([*command, "--out", str(out), *more]):
             raise SystemExit(code)
-        stages[stage.name] = packed(task, stage, command, out)
+        stages[stage.name] = merged(stages.get(stage.name), packed(task, stage, command, out))
         record = {"task": name, "machine": machine(), "seeds": seeds, "stages": stages}
         records.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, separators=(",", ":"))
@@ -119,6 +121,7 @@ def packed(task: Task, stage: Stage, command: list[str], out: Path) -> dict[str,
     rows = dict(zip(stage.rows, found.methods, strict=True))
     begun = min(path.stat().st_mtime for path in out.glob("runs/*/seed-*/config.json"))
     grid = out / "grid.json"
+    searched = json.loads(grid.read_text()) if grid.is_file() else {}
     return {
         "command": shlex.join(["seht", *command]),
         "rows": rows,
@@ -127,7 +130,8 @@ def packed(task: Task, stage: Stage, command: list[str], out: Path) -> dict[str,
         "begun": datetime.fromtimestamp(begun, timezone.utc).isoformat(timespec="seconds"),
         "versions": next(iter(found.runs.values())).versions,
         "cost": {key: found.costs[m] for key, m in rows.items() if m in found.costs},
-        "grid": json.loads(grid.read_text()) if grid.is_file() else None,
+        "searched": dict(zip(stage.rows, searched.get("runs", {}).values(), strict=False)),
+        "candidates": searched.get("candidates", []),
         "runs": {
             key: {
                 str(seed): _run(found.runs[method, seed], task.curves)
@@ -137,6 +141,17 @@ def packed(task: Task, stage: Stage, command: list[str], out: Path) -> dict[str,
             for key, method in rows.items()
         },
     }
+
+
+def merged(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """Rows that were run at another time stay."""
+    if old is None:
+        return new
+    there = {candidate["method"] for candidate in new["candidates"]}
+    kept = [candidate for candidate in old["candidates"] if candidate["method"] not in there]
+    both = {key: old[key] | new[key] for key in ("rows", "cost", "runs", "searched")}
+    begun = min(old["begun"], new["begun"])
+    return {**new, **both, "candidates": kept + new["candidates"], "begun": begun}
 
 
 def _run(record: Any, curves: bool) -> dict[str, Any]:

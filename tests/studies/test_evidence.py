@@ -32,7 +32,8 @@ def stage(rows, *, refit=False, searched=None, cost=None):
         "begun": "2026-01-01T00:00:00+00:00",
         "versions": {"seht": "0"},
         "cost": cost or {},
-        "grid": searched and {"runs": searched},
+        "searched": searched or {},
+        "candidates": [],
         "command": "seht compare",
     }
 
@@ -48,7 +49,7 @@ SEARCHED = stage(
         "sam": runs(74, 75.5, 75, 76),
         "tr(G)": runs(80, 81, 82, 82.5),
     },
-    searched={"a": 15, "b": 15, "c": 15},
+    searched={"weight decay": 15, "sam": 15, "tr(G)": 15},
 )
 
 
@@ -78,6 +79,13 @@ def test_the_answers_are_those_of_the_protocol():
 )
 def test_harm(low, high, word):
     assert draw._harm(draw.Difference((low + high) / 2, low, high, 5)) == word
+
+
+def test_rows_of_another_time_stay():
+    first = stage({"sam": runs(70), "nso": runs(71)}, searched={"sam": 15})
+    both = study.merged(first, {**stage({"sam": runs(70, 72)}), "command": "later"})
+    assert set(both["rows"]) == {"sam", "nso"} and len(both["runs"]["sam"]) == 2
+    assert both["searched"] == {"sam": 15} and both["command"] == "later"
 
 
 def test_a_run_that_diverged_has_guessed_and_is_named():

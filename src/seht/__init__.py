@@ -17,11 +17,13 @@ from seht.strength.path import WeightPath
 from seht.strength.tuning import Tuning
 
 from seht import measure  # isort: skip
+from seht.doctor import DoctorReport, doctor  # isort: skip
 
 __version__ = "0.2.0"
 
 __all__ = [
     "CheckReport",
+    "DoctorReport",
     "Estimator",
     "ExampleError",
     "HessianTrace",
@@ -37,6 +39,7 @@ __all__ = [
     "WeightPath",
     "boundary",
     "check",
+    "doctor",
     "exact_trace",
     "hessian_trace",
     "loss_and_trace",

@@ -17,6 +17,7 @@ from typing import Any
 from seht import extras
 from seht.commands import outputs
 from seht.commands.check import add_check
+from seht.commands.doctor import add_doctor
 from seht.commands.measure import add_measure
 from seht.errors import UsageError
 from seht.lab.commands.bench import add_bench
@@ -31,6 +32,7 @@ EPILOG = """\
 examples:
   seht check train:example          can the penalty's gradient be trusted on my model?
   seht check train:example --json   the same for a program
+  seht doctor train:example         which curvature, weight and cost; does it memorise? two lines
   seht check --help                 what `example` has to return
   seht bench --fast                 what each estimator costs on this machine
   seht list                         recipes, methods and presets, a line each
@@ -119,6 +121,7 @@ def _runs(paths: Sequence[str], split: str, data_dir: str | None) -> list[Subjec
 
 COMMANDS: tuple[Callable[[Any], None], ...] = (
     add_check,
+    add_doctor,
     add_bench,
     add_train,
     add_compare,

@@ -184,7 +184,7 @@ def report(
     found = [survey(one, plan, progress=sys.stderr.isatty()) for one in subjects]
     if json_file is not None:
         models = [one.as_dict() for one in found]
-        record = {"versions": dict(_versions()), "plan": vars(plan), "models": models}
+        record = {"versions": dict(versions()), "plan": vars(plan), "models": models}
         text = json.dumps(record, indent=2, allow_nan=False)
         if json_file == "-":
             print(text)
@@ -193,13 +193,13 @@ def report(
     if json_file != "-":
         print(terminal(found))
     if html_file is not None:
-        write(html_file, page.render(found, command, _versions()))
+        write(html_file, page.render(found, command, versions()))
         if json_file != "-":
             print(f"\n{html_file}")
     return found
 
 
-def _versions() -> list[tuple[str, str]]:
+def versions() -> list[tuple[str, str]]:
     """Of what a figure may depend on."""
     python = platform.python_version()
     return [("seht", seht.__version__), ("torch", torch.__version__), ("Python", python)]

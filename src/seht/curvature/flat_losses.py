@@ -43,9 +43,13 @@ class NotTwice(RuntimeError):
     """An operator of the loss has no second derivative."""
 
 
-def linear() -> RuntimeError:
+class NoCurvature(RuntimeError):
+    """The loss has none in the outputs, on any batch."""
+
+
+def linear() -> NoCurvature:
     """The loss's gradient does not depend on the outputs at all."""
-    return RuntimeError(
+    return NoCurvature(
         'curvature="ggn": the loss is linear in the model\'s outputs (does the model return its '
         "own loss, or log-probabilities? is it a hinge, or a critic's mean?), which would give a "
         f"trace of 0; {_WAYS}"
@@ -88,7 +92,7 @@ def look(gradient: Sequence[Tensor | None], outputs: list[Tensor]) -> None:
         )
     product = [h for h in found if h is not None]
     if not alive or not product:
-        raise RuntimeError(
+        raise NoCurvature(
             'curvature="ggn": the loss has no curvature in the model\'s outputs (an absolute value '
             "or a hinge has none, nor has F.nll_loss in log-probabilities), so that the trace "
             f"would be 0 on every step; {_WAYS}"

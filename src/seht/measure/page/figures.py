@@ -68,7 +68,7 @@ def _trace(found: Sequence[Findings]) -> list[Panel]:
             if math.isfinite(low):
                 axes.plot([low, high], [-i, -i], color=colour(i), lw=2.2, solid_capstyle="round")
             axes.plot([f.trace.estimate], [-i], "o", color=colour(i), ms=7)
-        _names(axes, [f.name for f in found])
+        row_names(axes, [f.name for f in found])
 
     height = 0.9 + 0.42 * len(found)
     kind = "tr(G)" if found[0].trace.curvature == "ggn" else "tr(H)"
@@ -115,7 +115,7 @@ def _bars(
                 widths, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.9, capsize=0
             )
         axes.axvline(0, color=FAINT, lw=0.8)
-        _names(axes, names)
+        row_names(axes, names)
 
     tall = 0.7 + len(names) * max(0.2, 0.11 * len(layered) + 0.08)
     return [panel(title, draw, size=(5.0, tall))]
@@ -248,7 +248,7 @@ def _contours(plane: Any, number: int, levels: list[float]) -> Any:
     return draw
 
 
-def _names(axes: Axes, names: Sequence[str]) -> None:
+def row_names(axes: Axes, names: Sequence[str]) -> None:
     """Rows with names, the first at the top."""
     short = [name if len(name) <= LONGEST else "…" + name[1 - LONGEST :] for name in names]
     axes.set_yticks([-i for i in range(len(names))], short)

@@ -1,0 +1,113 @@
+"""``seht doctor module:function``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from typing import Any
+
+from seht import extras
+from seht.commands.files import check_outputs, write
+from seht.commands.measure import versions
+from seht.commands.numbers import SEED, real, whole
+from seht.commands.targets import call_target, describe
+from seht.errors import UsageError
+
+DOCTOR = """\
+Look at your own model before you train it with the penalty: is the gradient right, which curvature
+and which boundary, what does each form cost here, which weight is how strong, does the model
+memorise (expect a gain) or underfit (do not use it)? At the end, the two lines to paste.
+"""
+DOCTOR_EPILOG = """\
+the function returns the model, the loss function, the training data and, if you have them,
+held-out data (a batch, a data set or a loader each); what `seht check` takes will do:
+
+  # train.py
+  def example():
+      model = Net().train()           # better a trained one: only that can be seen to memorise
+      return model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), train, valid
+
+  seht doctor train:example
+  seht doctor train:example --html doctor.html --json doctor.json --budget 60
+
+It works on a copy; nothing of yours is changed. Exit code 0: the penalty can be used as the last
+two lines say; 1: its gradient is not to be trusted, or there is nothing to penalise; 2: a mistake
+in the call.
+"""
+
+
+def add_doctor(commands: Any) -> None:
+    """``seht doctor module:function``."""
+    parser = commands.add_parser(
+        "doctor",
+        help="what to expect of the penalty on your model, and the two lines to write",
+        description=DOCTOR,
+        epilog=DOCTOR_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "target",
+        metavar="module:function",
+        help="returns (model, loss_fn, data) or (model, loss_fn, data, held_out)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=real(5.0),
+        default=120.0,
+        metavar="SECONDS",
+        help="about how long it may take (default 120)",
+    )
+    parser.add_argument(
+        "--seed", type=whole(0, SEED), default=0, metavar="N", help="of the probes (default 0)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="every figure as JSON; - for standard output"
+    )
+    parser.add_argument("--html", metavar="FILE", help="a self-contained page")
+    parser.set_defaults(run=run_doctor, extra="measure")
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Load what the function returns, look at it, report."""
+    json_file, html_file = arguments.json, arguments.html
+    try:
+        check_outputs(json_file, html_file)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if html_file is not None:
+        extras.need("measure", "the page", "jinja2", "matplotlib")
+    given = call_target(arguments.target)
+    if not isinstance(given, (tuple, list)) or len(given) not in (3, 4):
+        raise UsageError(
+            f"{arguments.target} must return (model, loss_fn, data) or (model, loss_fn, data, "
+            f"held_out), not {describe(given)}"
+        )
+    import seht
+    from seht.doctor import page
+
+    try:
+        report = seht.doctor(
+            *given,
+            seed=arguments.seed,
+            budget=arguments.budget,
+            progress=sys.stderr.isatty(),
+        )
+        if json_file is not None:
+            record = {"versions": dict(versions()), **report.as_dict()}
+            text = json.dumps(record, indent=2, allow_nan=False)
+            if json_file == "-":
+                print(text)
+            else:
+                write(json_file, text + "\n")
+        if json_file != "-":
+            print(report)
+        if html_file is not None:
+            command = shlex.join(["seht", *arguments.argv])
+            write(html_file, page.render(report, command, versions()))
+            if json_file != "-":
+                print(f"\n{html_file}")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    return 0 if report.ok else 1

@@ -1,0 +1,213 @@
+"""What a penalised step costs here: seconds in turns with plain steps, and memory by every byte.
+
+A step is forward and backward passes, without the optimiser's own. Each timed one stands between
+two plain ones: whatever else the machine does slows all three. The checks that the engine makes of
+itself now and then are left out. Peak memory is what tensors hold at one time beyond the weights:
+of the CPU as PyTorch's profiler tells it, allocation by allocation, of CUDA as its allocator does.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from seht.check.sandbox import one_line
+from seht.doctor.curvatures import CurvatureChoice
+from seht.doctor.patient import Patient
+from seht.measure.results import Result
+from seht.penalty import HessianTrace
+
+_ROUNDS = 9
+_LEAST = 0.03
+"""Seconds; shorter steps are repeated until they take that long."""
+_NEVER = 1 << 60
+MIB = 2**20
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Cost(Result):
+    """One form of the penalty, beside a plain step."""
+
+    curvature: str
+    form: str
+    """``scalar``: ``penalty(closure)``; ``lean``: ``penalty.backward(closure)``."""
+    ratio: float | None = None
+    """Seconds in plain steps: the median over the rounds."""
+    low: float | None = None
+    high: float | None = None
+    """... and its quartiles."""
+    rounds: int = 0
+    memory: float | None = None
+    """Peak in MiB, beyond the weights."""
+    failed: str | None = None
+    """Why there are no figures."""
+
+
+@dataclass(frozen=True)
+class Costs(Result):
+    """Every form, and the plain step."""
+
+    seconds: float
+    """Of a plain step."""
+    memory: float | None
+    """... and its peak in MiB."""
+    forms: tuple[Cost, ...]
+
+
+def measure_cost(patient: Patient, choice: CurvatureChoice, seed: int, seconds: float) -> Costs:
+    """Each form in turns with a plain step, until the time is over; each once at least."""
+    closure = patient.closure(patient.batches[0])
+    parameters = [p for p in patient.model.parameters() if p.requires_grad]
+
+    def plain() -> None:
+        output = closure()
+        (output[0] if isinstance(output, tuple) else output).backward()
+
+    def penalised(curvature: str, form: str) -> Step:
+        boundary = choice.boundary if curvature == "ggn" else None
+        penalty = HessianTrace(
+            patient.model, weight=1e-6, curvature=curvature, boundary=boundary, seed=seed
+        )
+        state = penalty.state_dict()
+        checks = {"uses": 2, "next_check": _NEVER}
+        penalty.load_state_dict({**state, "engine": {**state["engine"], **checks}})
+        if form == "lean":
+            return lambda: penalty.backward(closure)
+        return lambda: penalty(closure).backward()
+
+    curvatures = ("ggn", "hessian") if choice.curvature == "ggn" else ("hessian",)
+    steps = {(c, form): penalised(c, form) for c in curvatures for form in ("scalar", "lean")}
+    memory: dict[Any, float | None] = {}
+    failed: dict[Any, str] = {}
+    clock = _Clock(parameters, patient.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = clock.peak(plain)
+        clock.plain(plain)  # the first step allocates
+        for key, step in steps.items():
+            try:
+                memory[key] = clock.peak(step)
+            except Exception as error:  # the other forms are still wanted
+                failed[key] = one_line(error)
+        working = {key: step for key, step in steps.items() if key not in failed}
+        ratios = clock.turns(plain, working, seconds)
+    forms = [
+        _cost(*key, ratios.get(key, []), memory.get(key), failed.get(key)) for key in steps
+    ]
+    if choice.curvature != "ggn":
+        forms += [Cost("ggn", form, failed=choice.why) for form in ("scalar", "lean")]
+    return Costs(statistics.median(clock.plain_seconds), own, tuple(forms))
+
+
+def _cost(
+    curvature: str, form: str, ratios: list[float], memory: float | None, failed: str | None
+) -> Cost:
+    if not ratios:
+        return Cost(curvature, form, memory=memory, failed=failed)
+    middle = low = high = ratios[0]
+    if len(ratios) > 1:
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Cost(curvature, form, middle, low, high, len(ratios), memory)
+
+
+class _Clock:
+    """Times and weighs steps; gradients are gone afterwards."""
+
+    def __init__(self, parameters: list[Any], device: torch.device) -> None:
+        self._parameters, self._device = parameters, device
+        self.plain_seconds: list[float] = []
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _seconds(self, step: Step, repeats: int = 1) -> float:
+        taken = 0.0
+        for _ in range(repeats):
+            self._clear()
+            start = time.perf_counter()
+            step()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            taken += time.perf_counter() - start
+        self._clear()
+        return taken / repeats
+
+    def plain(self, step: Step, repeats: int = 1) -> float:
+        """Seconds of a plain step."""
+        self.plain_seconds.append(self._seconds(step, repeats))
+        return self.plain_seconds[-1]
+
+    def turns(self, plain: Step, steps: dict[Any, Step], seconds: float) -> dict[Any, list[float]]:
+        """For each step its seconds over those of the plain ones around it, round by round."""
+        found: dict[Any, list[float]] = {key: [] for key in steps}
+        repeats = max(1, round(_LEAST / self.plain(plain)))
+        end = time.perf_counter() + seconds
+        for _ in range(_ROUNDS):
+            before = self.plain(plain, repeats)
+            for key, step in steps.items():
+                taken = self._seconds(step, max(1, repeats // 3))
+                after = self.plain(plain, repeats)
+                found[key].append(2 * taken / (before + after))
+                before = after
+            if time.perf_counter() > end:
+                break
+        return found
+
+    def peak(self, step: Step) -> float | None:
+        """MiB held at one time beyond what was there before; ``None`` where nobody counts."""
+        self._clear()
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self._device)
+                before = torch.cuda.memory_allocated(self._device)
+                step()
+                return (torch.cuda.max_memory_allocated(self._device) - before) / MIB
+            if self._device.type != "cpu" or not torch.profiler.kineto_available():
+                return None
+            return _profiled(step)
+        finally:
+            self._clear()
+
+
+def _profiled(step: Step) -> float | None:
+    with _quiet_profiler():
+        profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        )
+        with profile:
+            step()
+    results = getattr(profile.profiler, "kineto_results", None)
+    if results is None:
+        return None
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    level = highest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        level += event.nbytes()
+        highest = max(highest, level)
+    return highest / MIB
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Kineto prints a line at each start and stop, unless it is told not to."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+        else:
+            os.environ["KINETO_LOG_LEVEL"] = before

@@ -1,0 +1,183 @@
+"""``seht.doctor(model, loss_fn, data)``: everything to know before the two lines are written."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from torch import nn
+
+from seht.check import CheckReport, check
+from seht.doctor.cost import measure_cost
+from seht.doctor.curvatures import choose_curvature
+from seht.doctor.patient import Patient
+from seht.doctor.regime import find_regime
+from seht.doctor.report import DoctorReport, trusted, two_lines
+from seht.doctor.shares import PROBES, measure_shares
+from seht.functional import check_seed
+from seht.measure.keep import untouched
+from seht.measure.objective import LossFn
+from seht.measure.progress import Report, Reporter
+
+_STAGES = ("curvature", "gradient", "regime", "share", "cost")
+_SHORT = 5.0
+"""Seconds below which nothing can be said of a model."""
+_BRIEF = 0.005
+"""Seconds of a plain step in which arithmetic is not what counts."""
+
+
+def doctor(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    held_out: Any = None,
+    *,
+    seed: int = 0,
+    budget: float = 120.0,
+    progress: Report = None,
+) -> DoctorReport:
+    """Look at a model before it is trained with the penalty: what to expect, and what to write.
+
+    .. code-block:: python
+
+        print(seht.doctor(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+                          train_loader, valid_loader))
+
+    It says whether the penalty's gradient is right (:func:`seht.check`), which curvature to take
+    and why, at which ``boundary=``, what each form costs in time and memory beside a plain step on
+    this machine, what share of the loss's gradient each power of ten of the weight gives, whether
+    the model memorises or underfits, and the two lines to paste. It works on a copy: weights,
+    buffers, gradients, modes and random state of the model stay as they are, whatever happens.
+
+    Args:
+        model: the module, in the mode it trains in.
+        loss_fn: ``loss_fn(model, batch)`` computes the loss *with the model it is given*: a copy.
+        data: a batch, a data set or an iterable of batches, as the training sees them; sixteen
+            batches are read at most.
+        held_out: the same, of examples that are not trained on; without it the regime stays
+            unknown.
+        seed: of probes and of randomness inside the model.
+        budget: about how many seconds it may take. Every figure is measured with less where time
+            is short, and says how well it is known; the check of the gradient takes what it needs.
+        progress: ``True`` for a line on standard error, or a function called with each
+            :class:`seht.measure.Progress`.
+    """
+    check_seed(seed)
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise TypeError(f"budget must be a number of seconds, not {budget!r}")
+    if not _SHORT <= budget < math.inf:
+        raise ValueError(f"budget must be at least {_SHORT:g} seconds, not {budget!r}")
+    start = time.perf_counter()
+    stages = _Stages(progress)
+    try:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        with untouched(model, seed):
+            patient = Patient(model, loss_fn, data, held_out, budget / 10)
+            return _examine(patient, seed, start, budget, stages)
+    finally:
+        stages.close()
+
+
+def _examine(
+    patient: Patient, seed: int, start: float, budget: float, stages: _Stages
+) -> DoctorReport:
+    def left(share: float) -> float:
+        """Seconds: a share of what is left, and of the budget where nothing is."""
+        rest = start + budget - time.perf_counter()
+        return share * max(rest, budget / 10)
+
+    stages.begin("curvature")
+    choice = choose_curvature(patient, seed)
+    stages.begin("gradient")
+    report = _check(patient, choice.arguments, seed)
+    engine = next(name for name in report.engines)
+    stages.begin("regime")
+    regime = find_regime(patient, choice.boundary, time.perf_counter() + left(0.2))
+    stages.begin("share")
+    end = time.perf_counter() + left(0.5)
+    shares = measure_shares(patient, choice, engine, seed, end, stages.tell)
+    stages.begin("cost")
+    costs = measure_cost(patient, choice, seed, left(0.8))
+    notes = []
+    mode = "train" if patient.model.training else "eval"
+    if mode == "eval":
+        notes.append(
+            "the model is in evaluation mode, and so was measured; call model.train() first, as "
+            "the training does"
+        )
+    if shares.probes < PROBES:
+        notes.append(f"time was short: {shares.probes} probes for the share in place of {PROBES}")
+    if shares.vanishes and shares.unit is not None:
+        notes.append(
+            f"over {shares.probes} probes the penalty's averaged gradient cannot be told from "
+            "noise: its share is smaller than the table says"
+        )
+    if shares.trace < -2 * shares.trace_stderr:
+        notes.append(
+            "the trace is negative, and the penalty, which lowers it further, has no lower bound: "
+            "start later (warmup=), and bound it with limit=0.5"
+        )
+    if costs.seconds < _BRIEF:
+        notes.append("a plain step is so short that costs are mostly those of Python's overhead")
+    notes.append(
+        "with Adam and its relatives add optimizer=optimizer: shares are then measured as it sees "
+        "gradients, and differ from the table"
+    )
+    return DoctorReport(
+        model=type(patient.model).__name__,
+        mode=mode,
+        check=report,
+        engine=engine,
+        choice=choice,
+        costs=costs,
+        shares=shares,
+        regime=regime,
+        lines=two_lines(choice, engine, held_out=bool(patient.held_out)),
+        seconds=time.perf_counter() - start,
+        notes=tuple(notes),
+    )
+
+
+def _check(patient: Patient, arguments: dict[str, str], seed: int) -> CheckReport:
+    """Of the engine that is recommended; of the other one, where that is not in order."""
+    found = []
+    for engine in ("difference", "autograd"):
+        found.append(
+            check(
+                patient.model,
+                patient.loss_fn,
+                patient.few,
+                engines=engine,
+                directions=2,
+                seed=seed,
+                **arguments,
+            )
+        )
+        if found[-1].ok:
+            break
+    return trusted(found)
+
+
+class _Stages:
+    """Where the examination is, for those who wait."""
+
+    def __init__(self, progress: Report) -> None:
+        self._report, self._place = progress, 0
+        self._reporter = Reporter(progress, _STAGES[0])
+
+    def begin(self, name: str) -> None:
+        """The next stage."""
+        self._place = _STAGES.index(name)
+        self._reporter = Reporter(self._report, name)
+        self.tell(0, 1)
+
+    def tell(self, done: int, total: int) -> None:
+        """A part of it is done."""
+        whole = 100 * (self._place + done / total) / len(_STAGES)
+        self._reporter(round(whole), 100)
+
+    def close(self) -> None:
+        """The end of the line."""
+        self._reporter.close()

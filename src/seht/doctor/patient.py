@@ -1,0 +1,127 @@
+"""The patient: a private copy of the user's model, with some batches to look at it on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from seht import probes
+from seht.check.sandbox import copied, copy_model, one_line
+from seht.distributed import ranks_of
+from seht.measure.data import Batches, cut, size_of
+from seht.measure.objective import LossFn, Objective
+from seht.replay.buffers import BorrowedBuffers
+from seht.task import check_loss, split
+
+KEPT = 16
+"""Batches that are read, of training and of held-out data."""
+_FEW = 4
+"""Examples that are enough to see whether a derivative is right."""
+
+
+class Patient:
+    """A copy of the model: whatever happens to it, the user's is as it was.
+
+    Args:
+        model: the user's.
+        loss_fn: ``loss_fn(model, batch)``.
+        data: a batch, a data set or batches.
+        held_out: the same, of examples that are not trained on; or nothing.
+        seconds: for reading batches.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, data: Any, held_out: Any, seconds: float
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not callable(loss_fn):
+            raise TypeError(
+                f"loss_fn must be callable, not {type(loss_fn).__name__}; "
+                "pass a function loss_fn(model, batch) that returns the loss"
+            )
+        ranks_of(model).need_whole("seht.doctor")
+        probes.choose(model)  # nothing to probe: said before anything is copied
+        self.model, self.loss_fn = copy_model(model, wide=False), loss_fn
+        self.objective = Objective(self.model, loss_fn, probes.choose(self.model))
+        self.batches = self._read("data", data, seconds)
+        self.held_out = [] if held_out is None else self._read("held_out", held_out, seconds)
+        self._first_look()
+        self.few = self._small(self.batches[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.objective.device
+
+    def closure(self, batch: Any) -> Callable[[], Any]:
+        """Computes the loss, as the training does."""
+        return self.objective.closure(batch)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In evaluation mode: no dropout, stored statistics."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            self.model.eval()
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def losses(self, batches: Sequence[Any], end: float) -> list[float]:
+        """Of each batch, until the time (of ``time.perf_counter``) is over; of one at least."""
+        found: list[float] = []
+        for place, batch in enumerate(batches):
+            found.append(self.objective.loss(batch))
+            self.objective.check_finite(found[-1], place)
+            if time.perf_counter() > end:
+                break
+        return found
+
+    def _read(self, name: str, data: Any, seconds: float) -> list[Any]:
+        found: list[Any] = []
+        end = time.perf_counter() + seconds
+        try:
+            for batch, _ in Batches(data, device=self.device):
+                found.append(copied(batch, wide=False))
+                if len(found) == KEPT or time.perf_counter() > end:
+                    break
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {one_line(error)}") from error
+        if not found:
+            raise ValueError(
+                f"{name} gives no batch: has the iterator been read to its end, or is the data set "
+                "empty? Pass a DataLoader, a list of batches or one batch"
+            )
+        return found
+
+    def _first_look(self) -> None:
+        """Refuse a loss that cannot be one, before anything long is begun."""
+        batch = self.batches[0]
+        try:
+            with torch.enable_grad(), BorrowedBuffers(self.model):
+                output = self.loss_fn(self.model, batch)
+        except Exception as error:
+            raise TypeError(
+                f"loss_fn(model, batch) raised {type(error).__name__}: {one_line(error)}; it is "
+                f"called with the model and one batch (here a {type(batch).__name__}) and returns "
+                "the loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])"
+            ) from error
+        loss = check_loss(split(output)[0])
+        self.objective.check_finite(float(loss.detach()), 0)
+
+    def _small(self, batch: Any) -> Any:
+        """Some examples of a batch, if the loss can be computed on them; else all."""
+        try:
+            count = size_of(batch)
+            part = batch if count <= _FEW else cut(batch, 0, count, 0, _FEW)
+            return part if math.isfinite(self.objective.loss(part)) else batch
+        except Exception:  # one size of batch only, or sizes in another place
+            return batch

@@ -1,0 +1,135 @@
+"""The regime: does the model memorise its data, or has it not even fitted them?
+
+A model that memorises is where the penalty gained most in trials, and one that underfits is where
+it did harm. The loss with every example's predictions swapped for another's says whether anything
+was learnt at all: before training it is the same.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from seht.curvature.boundary import find_module
+from seht.doctor.patient import Patient
+from seht.measure.results import Result
+from seht.tensors.trees import mapped
+
+Kind = Literal["memorising", "between", "underfitting", "untrained", "unknown"]
+_MEMORISED, _NONE = 0.5, 0.1
+"""Parts of the held-out loss that training data do not have: above the first, the model memorises;
+below the second, there is nothing to be had."""
+_LEARNT = 0.02
+"""A rise of the loss with swapped predictions, relative to it, that is no learning yet."""
+
+
+@dataclass(frozen=True)
+class Regime(Result):
+    """Mean losses in evaluation mode, with standard errors over batches (nan for one batch)."""
+
+    kind: Kind
+    why: str
+    train: float
+    train_stderr: float
+    swapped: float | None
+    """On training data, with the predictions of other examples."""
+    held_out: float | None = None
+    held_out_stderr: float | None = None
+
+
+def find_regime(patient: Patient, boundary: str | None, end: float) -> Regime:
+    """Compare the losses on training data, with swapped predictions, and on held-out data."""
+    with patient.evaluating():
+        train = patient.losses(patient.batches, end)
+        swaps = _Swaps(find_module(patient.model, boundary))
+        swapped: list[float] = []
+        with swaps.on():
+            for batch in patient.batches[: len(train)]:
+                swapped.append(patient.objective.loss(batch))
+        held_out = patient.losses(patient.held_out, end) if patient.held_out else []
+    known = swaps.count > 0 and swapped != train and all(map(math.isfinite, swapped))
+    kind, why = judge(train, swapped if known else [], held_out)
+    return Regime(
+        kind,
+        why,
+        *_mean(train),
+        statistics.fmean(swapped) if known else None,
+        *(_mean(held_out) if held_out else (None, None)),
+    )
+
+
+def judge(
+    train: Sequence[float], swapped: Sequence[float], held_out: Sequence[float]
+) -> tuple[Kind, str]:
+    """The regime, and why, from the losses of batches."""
+    own, error = _mean(train)
+    if swapped:
+        rise, noise = _mean([b - a for a, b in zip(train, swapped, strict=True)])
+        if rise <= max(_LEARNT * abs(own), 0.0 if math.isnan(noise) else 2 * noise):
+            return "untrained", (
+                "not trained yet (predictions of other examples fit as well), so that the regime "
+                "is not known; look again after some training"
+            )
+    if not held_out:
+        return "unknown", (
+            "not known without held-out data: give held_out=, batches that are not trained on"
+        )
+    other, noise = _mean(held_out)
+    gap, size = other - own, max(abs(own), abs(other))
+    error = math.hypot(error, noise)
+    part = gap / size if size > 0 else 0.0
+    if part < _NONE:
+        return "underfitting", (
+            "the held-out loss is hardly above the training loss: nothing is memorised, and a "
+            "penalty would take from the fit"
+        )
+    if part > _MEMORISED and not gap <= 2 * error:
+        return "memorising", (
+            f"{100 * part:.0f} % of the held-out loss is not there on training data: it memorises, "
+            "and that is where the penalty gained in trials, most with wrong labels or few data"
+        )
+    return "between", (
+        f"{100 * part:.0f} % of the held-out loss is not there on training data: some of it is "
+        "memorised; a gain is possible and not to be expected"
+    )
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    error = math.nan
+    if len(values) > 1:
+        error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), error
+
+
+class _Swaps:
+    """Gives every example the outputs of another one, half a batch away."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.count = 0
+        """Tensors that were swapped."""
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """In the block."""
+        handle = self._module.register_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return mapped(outputs, self._swap)
+
+    def _swap(self, tensor: Tensor) -> Tensor:
+        axis = next((k for k, length in enumerate(tensor.shape[:2]) if length > 1), None)
+        if axis is None or not tensor.is_floating_point():
+            return tensor
+        self.count += 1
+        return tensor.roll(tensor.shape[axis] // 2, axis)

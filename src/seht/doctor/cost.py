@@ -100,9 +100,7 @@ def measure_cost(patient: Patient, choice: CurvatureChoice, seed: int, seconds: 
                 failed[key] = one_line(error)
         working = {key: step for key, step in steps.items() if key not in failed}
         ratios = clock.turns(plain, working, seconds)
-    forms = [
-        _cost(*key, ratios.get(key, []), memory.get(key), failed.get(key)) for key in steps
-    ]
+    forms = [_cost(*key, ratios.get(key, []), memory.get(key), failed.get(key)) for key in steps]
     if choice.curvature != "ggn":
         forms += [Cost("ggn", form, failed=choice.why) for form in ("scalar", "lean")]
     return Costs(statistics.median(clock.plain_seconds), own, tuple(forms))

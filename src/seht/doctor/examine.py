@@ -10,7 +10,7 @@ from torch import nn
 
 from seht.check import CheckReport, check
 from seht.doctor.cost import measure_cost
-from seht.doctor.curvatures import choose_curvature
+from seht.doctor.curvatures import CurvatureChoice, choose_curvature
 from seht.doctor.patient import Patient
 from seht.doctor.regime import find_regime
 from seht.doctor.report import DoctorReport, trusted, two_lines
@@ -91,7 +91,7 @@ def _examine(
     stages.begin("curvature")
     choice = choose_curvature(patient, seed)
     stages.begin("gradient")
-    report = _check(patient, choice.arguments, seed)
+    report = _check(patient, choice, seed)
     engine = next(name for name in report.engines)
     stages.begin("regime")
     regime = find_regime(patient, choice.boundary, time.perf_counter() + left(0.2))
@@ -109,10 +109,15 @@ def _examine(
         )
     if shares.probes < PROBES:
         notes.append(f"time was short: {shares.probes} probes for the share in place of {PROBES}")
-    if shares.vanishes and shares.unit is not None:
+    if shares.vanishes:
         notes.append(
-            f"over {shares.probes} probes the penalty's averaged gradient cannot be told from "
-            "noise: its share is smaller than the table says"
+            f"over {shares.probes} probes neither the trace nor its gradient can be told from 0, "
+            "and the shares are those of noise"
+        )
+    elif shares.noise > 0.5:
+        notes.append(
+            f"{100 * shares.noise:.0f} % of the penalty's averaged gradient (in square) is noise "
+            f"of the {shares.probes} probes, here as in share= itself"
         )
     if shares.trace < -2 * shares.trace_stderr:
         notes.append(
@@ -140,7 +145,7 @@ def _examine(
     )
 
 
-def _check(patient: Patient, arguments: dict[str, str], seed: int) -> CheckReport:
+def _check(patient: Patient, choice: CurvatureChoice, seed: int) -> CheckReport:
     """Of the engine that is recommended; of the other one, where that is not in order."""
     found = []
     for engine in ("difference", "autograd"):
@@ -152,7 +157,8 @@ def _check(patient: Patient, arguments: dict[str, str], seed: int) -> CheckRepor
                 engines=engine,
                 directions=2,
                 seed=seed,
-                **arguments,
+                curvature=choice.curvature,
+                boundary=choice.boundary,
             )
         )
         if found[-1].ok:

@@ -57,8 +57,8 @@ class DoctorReport(Result):
             return "Do not use the penalty on this model yet: its gradient is not to be trusted."
         if self.nothing:
             return (
-                "There is nothing to penalise: the loss has no curvature in the outputs, and that of the "
-                "network cannot be told from 0."
+                "There is nothing to penalise: the loss has no curvature in the outputs, and the "
+                "network none that can be told from 0."
             )
         right = "The penalty's gradient is right on this model."
         return {
@@ -84,7 +84,9 @@ class DoctorReport(Result):
     def __str__(self) -> str:
         """One page."""
         shares, kind = self.shares, self.choice.curvature
-        head = f"{self.model}: {self.check.weights:,} probed weights in {self.check.tensors} tensors"
+        head = (
+            f"{self.model}: {self.check.weights:,} probed weights in {self.check.tensors} tensors"
+        )
         parts = [
             f"{head}, {self.mode} mode, {duration(self.seconds)}",
             *_wrapped(self.verdict),
@@ -93,6 +95,7 @@ class DoctorReport(Result):
             *_wrapped(f"curvature  {kind}: {self.choice.why}", _INDENT),
             *_wrapped(f"regime     {self.regime.why}", _INDENT),
             "",
+            "scalar: penalty(closure), lean: penalty.backward(closure); both without optimiser",
             *aligned(cost_table(self.costs)),
             "",
             *_wrapped(share_words(shares)),
@@ -116,11 +119,10 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 
 def cost_table(costs: Costs) -> list[list[str]]:
     """Forms, their seconds in plain steps and their memory."""
-    head = ["one step (forward and backward)", "plain steps", "quartiles", "peak MiB", "times plain"]
+    head = ["one step", "plain steps", "quartiles", "peak MiB", "times plain"]
     rows = [["plain", "1", duration(costs.seconds), number(costs.memory), ""]]
     for cost in costs.forms:
-        call = "penalty.backward(closure)" if cost.form == "lean" else "penalty(closure)"
-        rows.append([f'"{cost.curvature}", {call}', *_cost_cells(cost, costs.memory)])
+        rows.append([f"{cost.curvature}, {cost.form}", *_cost_cells(cost, costs.memory)])
     return [head, *rows]
 
 

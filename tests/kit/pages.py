@@ -28,6 +28,7 @@ def usual():
     """The names that a training script has before the penalty comes in."""
     torch.manual_seed(0)
     model = Net()
+    x, y = torch.randn(8, 20), torch.randint(0, 3, (8,))
     return {
         "__name__": "page",
         "torch": torch,
@@ -37,6 +38,10 @@ def usual():
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
         "loader": [(torch.randn(8, 20), torch.randint(0, 3, (8,))) for _ in range(2)],
+        "x": x,
+        "y": y,
+        "batch": (x, y),
+        "loss_fn": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         "penalty": seht.HessianTrace(model, weight=1e-3, curvature="ggn"),
     }
 
@@ -46,13 +51,13 @@ def blocks(text):
     return [(text[: match.start(1)].count("\n"), match.group(1)) for match in BLOCK.finditer(text)]
 
 
-def run(path):
-    """Run a page; returns its names at the end."""
+def run(text, name):
+    """Run the blocks of a page or of a docstring; returns their names at the end."""
     names = usual()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for line, code in blocks(path.read_text(encoding="utf-8")):
+        for line, code in blocks(text):
             # Line numbers of a traceback are those of the page.
-            exec(compile("\n" * line + code, str(path), "exec"), names)
+            exec(compile("\n" * line + code, name, "exec"), names)
     sys.stdout.flush()
     return names

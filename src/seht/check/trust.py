@@ -56,19 +56,21 @@ def check(
     tolerance: float = 1e-3,
     **options: Any,
 ) -> CheckReport:
-    r"""Compare every engine's penalty with a numerical truth, on the user's own model and batch.
+    """Compare every engine's penalty with a numerical truth, on the user's own model and batch.
 
-    For random probes s the trace :math:`t = s^T H s` (or :math:`s^T G s`) and its gradient in *all*
+    For random probes s the trace t = sᵀ H s (or sᵀ G s) and its gradient in *all*
     trainable parameters are compared with differences of ordinary gradients, at two step sizes that
     must agree. An engine is asked as a training asks it, one step after the other while it adapts
     its own step size: on a float64 copy, and then in the precision of the model's weights. Nothing
     of the user's is touched: model, gradients, buffers, batch and random state stay as they are.
 
-    .. code-block:: python
+    Example:
+        ```python
+        report = seht.check(model, loss_fn, (x[:4], y[:4]), curvature="ggn", engines="difference")
+        print(report)  # in words; report.ok, report.engines["difference"].verdict
+        ```
 
-        report = seht.check(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-                            (x, y))
-        print(report)            # in words; report.ok, report.engines["autograd"].verdict
+    Cost: some hundred gradients for each direction; give a small model and a few examples.
 
     A verdict is ``"trusted"``, ``"wrong"`` (with the module that breaks the engine, where one does
     so on its own), ``"imprecise"`` (right in float64, lost in the rounding of the model's own

@@ -33,7 +33,14 @@ from seht.tensors.views import shares_memory
 def boundary(outputs: Any) -> Any:
     """Mark what the network puts out, inside a closure: ``logits = seht.boundary(logits)``.
 
-    Use what it returns from there on. Outside a penalised step it returns its argument.
+    For `curvature="ggn"`, where the model returns its own loss. Use what it returns from there on.
+    Outside a penalised step it returns its argument, and it costs nothing.
+
+    Example:
+        ```python
+        penalty = seht.HessianTrace(model, weight=1e-3, curvature="ggn")
+        loss = penalty(lambda: F.cross_entropy(seht.boundary(model(x)), y))
+        ```
     """
     current: Boundary | None = BOUNDARY.get()
     return outputs if current is None else current.mark(outputs)

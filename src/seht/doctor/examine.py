@@ -39,10 +39,12 @@ def doctor(
 ) -> DoctorReport:
     """Look at a model before it is trained with the penalty: what to expect, and what to write.
 
-    .. code-block:: python
+    Example:
+        ```python
+        print(seht.doctor(model, loss_fn, loader, budget=10))
+        ```
 
-        print(seht.doctor(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-                          train_loader, valid_loader))
+    Cost: about ``budget`` seconds.
 
     It says whether the penalty's gradient is right (:func:`seht.check`), which curvature to take
     and why, at which ``boundary=``, what each form costs in time and memory beside a plain step on

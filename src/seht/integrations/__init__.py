@@ -19,6 +19,14 @@ def log_values(penalty: HessianTrace, prefix: str = "seht/") -> dict[str, float]
 
     ``loss`` is the loss without the penalty, ``share`` the size of the penalty over that of the
     loss. ``trace`` is there on penalised steps only, ``error`` where the engine knows it.
+
+    Example:
+        ```python
+        from seht.integrations import log_values
+
+        penalty(lambda: loss_fn(model, batch))
+        print(log_values(penalty))
+        ```
     """
     last = penalty.last
     if last is None:

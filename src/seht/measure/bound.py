@@ -96,6 +96,13 @@ def bound(
 ) -> BoundResult:
     """The terms of the generalisation bound, or for a deep network its two empirical averages.
 
+    Cost: a forward pass over the data.
+
+    Example:
+        ```python
+        print(seht.measure.bound(model, loss_fn, batch))
+        ```
+
     Args:
         model: as in :func:`seht.measure.trace`.
         loss_fn: the mean cross-entropy of a batch, made from the logits that the model returns.

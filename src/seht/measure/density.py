@@ -105,6 +105,12 @@ def density(
     Costs ``probes * steps`` products, each of which reads all the data, and holds ``steps`` vectors
     of the size of the weights.
 
+    Example:
+        ```python
+        found = seht.measure.density(model, loss_fn, batch, probes=2, steps=10)
+        print(found.share(-0.01, 0.01))  # which part of the eigenvalues is about zero
+        ```
+
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.

@@ -102,7 +102,17 @@ def eigenvalues(
     solver: str = "arpack",
     **options: Unpack[CurvatureOptions],
 ) -> EigenvaluesResult:
-    r"""The ``largest`` and ``smallest`` eigenvalues of the Hessian of the data's mean loss.
+    """The ``largest`` and ``smallest`` eigenvalues of the Hessian of the data's mean loss.
+
+    The λ of H v = λ v, each with a residual that bounds its error.
+
+    Cost: a Hessian-vector product (two gradients) over the data for each step of the solver.
+
+    Example:
+        ```python
+        found = seht.measure.eigenvalues(model, loss_fn, batch, largest=2, solver="lanczos")
+        print(found.largest, found.smallest)
+        ```
 
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.

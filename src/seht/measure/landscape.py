@@ -91,6 +91,16 @@ def landscape(
 ) -> LandscapeResult:
     """The loss along random filter-normalised directions: forward passes only.
 
+    L(w + α d), each filter of d with the norm of its filter in w.
+
+    Cost: a forward pass over the data for each point of each direction.
+
+    Example:
+        ```python
+        found = seht.measure.landscape(model, loss_fn, batch, points=5)
+        print(found.steps, found.mean)
+        ```
+
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.

@@ -85,6 +85,16 @@ def robustness(
     A weight that is used in two places (tied) is changed in both, as one. What is rounded already
     rises by nothing at as many bits.
 
+    Noise of a share f of each tensor's root mean square r should raise the loss by f²/2 Σ r² tr(H).
+
+    Cost: a forward pass for each figure and layer, two for each draw, and a trace.
+
+    Example:
+        ```python
+        found = seht.measure.robustness(model, loss_fn, batch, bits=(8, 4))
+        print(found.rounded[4], found.layers)
+        ```
+
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.

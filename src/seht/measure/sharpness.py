@@ -88,6 +88,15 @@ def sharpness(
 ) -> SharpnessResult:
     """The rise of the loss under random and under adversarial weight changes of norm ``rho``.
 
+    max and mean of L(w + d) − L(w) over |d| = ρ.
+
+    Cost: two forward passes for each draw, a gradient for each step of the ascent.
+
+    Example:
+        ```python
+        print(seht.measure.sharpness(model, loss_fn, batch, rho=0.05))
+        ```
+
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.

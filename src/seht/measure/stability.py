@@ -80,7 +80,17 @@ def stability(
     solver: str = "arpack",
     **options: Unpack[Options],
 ) -> StabilityResult:
-    r"""Is the model an equilibrium of gradient flow, is it stable, and up to which learning rate?
+    """Is the model an equilibrium of gradient flow, is it stable, and up to which learning rate?
+
+    An equilibrium is where g is about 0; it is stable if every eigenvalue of H is positive, and
+    plain gradient descent stays there up to a learning rate of 2 / λ_max.
+
+    Cost: that of :func:`seht.measure.eigenvalues`.
+
+    Example:
+        ```python
+        print(seht.measure.stability(model, loss_fn, batch, solver="lanczos"))
+        ```
 
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
@@ -88,8 +98,8 @@ def stability(
         data: what it is measured on.
         largest: eigenvalues of H at the upper end.
         smallest: ... and at the lower end, which decide about stability.
-        equilibrium: the model counts as an equilibrium while :math:`|g| / (|\lambda|_{max} |w|)` is
-            at most this.
+        equilibrium: the model counts as an equilibrium while |g| / (|λ|_max |w|) is at most
+            this.
         tol: as in :func:`seht.measure.eigenvalues`.
         max_products: as in :func:`seht.measure.eigenvalues`.
         solver: as in :func:`seht.measure.eigenvalues`.

@@ -31,14 +31,16 @@ def trace(
     method: str = "auto",
     **options: Unpack[CurvatureOptions],
 ) -> TraceResult:
-    r"""Measure :math:`\mathrm{tr}(H)` of the mean loss over ``data``.
+    """Measure tr(H) of the mean loss over ``data``, with its error.
 
-    .. code-block:: python
-
-        result = seht.measure.trace(
-            model.eval(), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), loader
-        )
+    Example:
+        ```python
+        result = seht.measure.trace(model.eval(), loss_fn, loader, tol=0.1)
         print(result.estimate, result.stderr, result.interval())
+        ```
+
+    Cost: three forward passes for each replicate, and one more; one and a half where the outputs
+    are affine in each weight.
 
     The model is measured in the mode it is in; ``model.eval()`` first is what one mostly wants.
     Weights, buffers, gradients, modes and random states are afterwards what they were, also after

@@ -48,13 +48,18 @@ Log = Callable[[int, dict[str, float]], object]
 class Tracker:
     """Logs the trace of the Hessian while a model trains.
 
-    .. code-block:: python
-
-        tracker = seht.measure.Tracker(model, loss_fn, batch, budget=0.02, log=SummaryWriter())
+    Example:
+        ```python
+        tracker = seht.measure.Tracker(model, loss_fn, batch, every=2)
         for x, y in loader:
-            ...
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
             optimizer.step()
             tracker.step()
+        print(tracker.history)
+        ```
+
+    Cost: that of :func:`seht.measure.trace`, each time.
 
     ``every`` measures at steps 0, n, 2n ...; ``budget`` whenever the time spent on measuring, the
     next measurement included, stays within that share of the time since the tracker was made. How

@@ -27,9 +27,23 @@ def register_kink(function: Callable[..., Any], rule: Any = "constant") -> Calla
       ``replay(decision, *args, **kwargs) -> output`` at the perturbed weights.
 
     Functions of PyTorch are registered as they are. Anything else (a Python function, the
-    ``apply`` of an ``autograd.Function``) is wrapped, because PyTorch would not show the call::
+    ``apply`` of an ``autograd.Function``) is wrapped, because PyTorch would not show the call.
 
-        my_clip = seht.register_kink(MyClip.apply, "linear")
+    Example:
+        ```python
+        class Clip(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x < 1)
+                return x.clamp(max=1)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * ctx.saved_tensors[0]
+
+
+        clip = seht.register_kink(Clip.apply, "linear")  # call clip from now on
+        ```
     """
     named = {"linear": LINEAR, "constant": CONSTANT, "smooth": refused("", lambda *_, **__: False)}
     if isinstance(rule, str):

@@ -20,7 +20,20 @@ from seht.tensors.trees import StandIns, alike, copies, tensors
 
 
 def replaying() -> bool:
-    """True in the extra runs of a closure: skip prints and metrics there."""
+    """True in the extra runs of a closure: skip prints and metrics there.
+
+    Example:
+        ```python
+        def closure():
+            logits = model(x)
+            if not seht.replaying():
+                print(logits.argmax(1)[:3])
+            return F.cross_entropy(logits, y)
+
+
+        penalty(closure)
+        ```
+    """
     ASKED.set(ASKED.get() + 1)  # a closure that asks may leave something out
     return REPLAYING.get()
 

@@ -13,16 +13,17 @@ FORMAT = "seht.WeightPath/1"
 
 @dataclass(frozen=True)
 class WeightPath:
-    r"""A weight over the relative length of a training, as ``weight="tuned"`` found it.
+    """A weight over the relative length of a training, as ``weight="tuned"`` found it.
 
-    .. code-block:: python
-
-        path = penalty.path                       # after a training with held-out data
-        penalty = seht.HessianTrace(model, weight=path, total_steps=len(loader) * epochs)
+    Example:
+        ```python
+        path = seht.WeightPath((0.1, 0.9), (1e-3, 4e-3))  # or penalty.path, after a tuned training
+        penalty = seht.HessianTrace(model, weight=path, total_steps=100)
+        ```
 
     repeats that way on all the data. Between its points the weight is interpolated (its logarithm
     linearly), before the first and after the last it is constant. It is the weight itself,
-    :math:`\lambda`, before ``every`` multiplies it.
+    λ, before ``every`` multiplies it.
 
     ``json.dumps(path.state())`` writes it down, :meth:`of` reads it.
     """

@@ -39,7 +39,14 @@ _UNKNOWN = 0.05
 class Tuning:
     """How ``weight="tuned"`` finds its weight; the defaults are those of the trials.
 
-    ``weight=seht.Tuning(start=1.0)`` in place of ``weight="tuned"`` changes one of them.
+    Cost: a look takes some 1.65 plain steps, 0.28 of one on average.
+
+    Example:
+        ```python
+        penalty = seht.HessianTrace(
+            model, weight=seht.Tuning(start=1.0), curvature="ggn", held_out=([batch], loss_fn)
+        )
+        ```
 
     Args:
         start: the share that the weight begins with: the penalty's averaged gradient over the

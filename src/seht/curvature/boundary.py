@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.curvature.flat_losses import linear
 from seht.curvature.softmax import again, log_softmax_dim
+from seht.curvature.unformed import Unformed
 from seht.precision.half_weights import HALVES
 from seht.probes import clean_name
 from seht.task import Task
@@ -151,6 +152,8 @@ class Boundary:
     def _take(self, tensor: Tensor, found: list[Tensor]) -> Tensor:
         if not tensor.requires_grad or not tensor.is_floating_point():
             return tensor
+        if isinstance(tensor, Unformed):
+            return self._take_unformed(tensor, found)
         # A compiler cannot trace these questions, and shows us no such tensors.
         traced = torch.compiler.is_compiling()
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
@@ -172,6 +175,20 @@ class Boundary:
         self._origins[id(given)] = (given, tensor)
         self.made.add(id(given))
         return given
+
+    def _take_unformed(self, logits: Unformed, found: list[Tensor]) -> Tensor:
+        given = logits
+        if self.cut:
+            self.roots.append(logits)
+            given = logits.cut()
+        found.append(given)
+        self._origins[id(given)] = (given, logits)
+        self.made.add(id(given))
+        return given
+
+    def forget(self) -> None:
+        """What was put out is not needed any more, and may be large."""
+        self._hooked, self._marked, self.roots, self._origins = [], [], [], {}
 
     def _is_weight(self, tensor: Tensor) -> bool:
         if torch.compiler.is_compiling():  # addresses cannot be traced

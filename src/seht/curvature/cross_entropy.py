@@ -39,6 +39,8 @@ _LINEAR = frozenset(
 _FACTORS = ("MulBackward", "DivBackward", "DotBackward")
 _AT_HAND = (1 << 25, 1 << 18)
 """Logits of one stretch of rows: elsewhere, and on a CPU (a megabyte, which its cache holds)."""
+_STRETCH = (1 << 29, 1 << 25)
+"""Bytes of the logits of rows that go through a head at once: elsewhere, and on a CPU."""
 Edge = tuple[Any, int]
 
 
@@ -58,16 +60,30 @@ class CrossEntropy:
     """Derivatives that are 0 but for one class in each row: columns of classes and values."""
     spread: tuple[Tensor, ...]
     """Others."""
+    even: tuple[tuple[Tensor, Tensor], ...] = ()
+    """The same for each row, but for a factor: columns, and one value for each class."""
 
-    def stretches(self, classes: int) -> Iterator[tuple[slice, slice | Tensor]]:
-        """A few rows at a time: their places here and in the output.
+    def add_slope(self, total: Tensor, part: slice, p: Tensor, factor: Any = 1.0) -> None:
+        """Add dL/dz of some rows, times a factor, where their probabilities are p."""
+        total.addcmul_(p, self.share[part] * factor)
+        for classes, values in self.labels:
+            total.scatter_add_(1, classes[part], values[part] * factor)
+        for spread in self.spread:
+            total.add_(spread[part] * factor)
+        for column, row in self.even:
+            total.addcmul_(column[part] * factor, row)
+
+    def stretches(
+        self, classes: int, most: int | None = None
+    ) -> Iterator[tuple[slice, slice | Tensor]]:
+        """A few rows at a time, ``most`` in all: their places here and in the output.
 
         As many as a cache holds; where there is none to be kind to, as many as are worth a launch.
         """
-        count, own = self.share.shape[0], self.rows
+        count, own = most or self.share.shape[0], self.rows
         step = max(1, _AT_HAND[self.share.device.type == "cpu"] // max(1, classes))
         for start in range(0, count, step):
-            part = slice(start, start + step)
+            part = slice(start, min(count, start + step))
             yield part, part if own is None else own[part]
 
     def holds(self, z: Tensor, log_p: Tensor) -> bool:
@@ -99,6 +115,32 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
             return _Walk(outputs, ends, set(order)).terms(loss, order)
     except RuntimeError:  # something that a node saved has been overwritten: autograd will say so
         return None
+
+
+def stretches(count: int, weight: Tensor) -> Iterator[slice]:
+    """A few rows at a time, for a head of that weight."""
+    size = weight.shape[0] * weight.element_size()
+    step = max(1, _STRETCH[weight.device.type == "cpu"] // size)
+    step = -(-count // max(1, -(-count // step)))  # all alike
+    return (slice(start, min(count, start + step)) for start in range(0, count, max(1, step)))
+
+
+def linear_in(loss: Tensor, parts: list[Tensor]) -> list[Tensor] | None:
+    """The loss's derivatives in some tensors of its graph, if it is linear in them."""
+    ends = {(t.grad_fn, t.output_nr): place for place, t in enumerate(parts)}
+    root = (loss.grad_fn, loss.output_nr)
+    if root not in ends and not all(map(_is_linear, _towards(root, ends))):
+        return None
+    return list(torch.autograd.grad(loss, parts, retain_graph=True, materialize_grads=True))
+
+
+def _is_linear(node: Any) -> bool:
+    name, parents = node.name(), node.next_functions
+    if name not in _LINEAR:
+        return False
+    if name.startswith(_FACTORS) and sum(parent is not None for parent, _ in parents) > 1:
+        return False
+    return not (name.startswith("Div") and parents[0][0] is None)
 
 
 def _towards(root: Edge, ends: dict[Edge, int]) -> list[Any]:
@@ -152,12 +194,8 @@ class _Walk:
     def _pass_on(self, node: Any) -> bool:
         """Give the derivative to the nodes behind, if this one is linear."""
         name, parents = node.name(), node.next_functions
-        if name not in _LINEAR or any(edge in self._ends for edge in parents):
+        if not _is_linear(node) or any(edge in self._ends for edge in parents):
             return False  # the outputs themselves, without a log_softmax
-        if name.startswith(_FACTORS) and sum(parent is not None for parent, _ in parents) > 1:
-            return False
-        if name.startswith("Div") and parents[0][0] is None:
-            return False
         if not any(key[0] is node for key in self._spread):
             return True  # what it is worth was 0 already
         if name.startswith("NllLoss") and self._label(node):

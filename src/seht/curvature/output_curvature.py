@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seht.curvature.cross_entropy import CrossEntropy
 from seht.curvature.flat_losses import look, make_of, twice
 from seht.curvature.softmax import SoftmaxCurvature
 from seht.operators.orders import refuse_wrong
@@ -62,6 +63,11 @@ class Curvature:
             self.curved = True
         else:
             self._gradient, self.curved = slope(loss, outputs) if outputs else ([], False)
+
+    @property
+    def cross_entropies(self) -> list[CrossEntropy]:
+        """What the loss is made of, if that is nothing else."""
+        return [] if self._softmax is None else self._softmax.terms
 
     def look(self, looked: set[frozenset[str]], *, third: bool) -> None:
         """Refuse a loss that has no curvature in its outputs, ever, and one whose derivatives are

@@ -36,7 +36,7 @@ class SoftmaxCurvature:
     curved = True
 
     def __init__(self, outputs: list[Tensor], terms: list[CrossEntropy]) -> None:
-        self._outputs, self._terms = [z.detach() for z in outputs], terms
+        self._outputs, self.terms = [z.detach() for z in outputs], terms
         self._dims = {term.place: term.dim for term in terms}
 
     @classmethod
@@ -49,11 +49,8 @@ class SoftmaxCurvature:
         """dL/dz."""
         found = self._zeros()
         for term, part, rows, p, _ in self._stretches():
-            slope = p.mul_(term.share[part])
-            for classes, values in term.labels:
-                slope.scatter_add_(1, classes[part], values[part])
-            for spread in term.spread:
-                slope += spread[part]
+            slope = torch.zeros_like(p)
+            term.add_slope(slope, part, p)
             _add(found[term.place], rows, slope)
         return self._shaped(found)
 
@@ -70,7 +67,7 @@ class SoftmaxCurvature:
         self, above: list[Tensor], below: list[Tensor] | None, width: Any, factor: Any = 1.0
     ) -> tuple[Tensor, list[Tensor]]:
         """d^T H d and ``factor`` H d, for d = (above - below) / width, or above itself."""
-        found, values = self._zeros(), [self._terms[0].share.new_zeros(())]
+        found, values = self._zeros(), [self.terms[0].share.new_zeros(())]
         for term, part, rows, p, ends in self._stretches(above, below):
             own, _, variance = _moments(p, ends, width)
             share = term.share[part]
@@ -92,7 +89,7 @@ class SoftmaxCurvature:
     def _stretches(self, *others: list[Tensor] | None) -> Iterator[Stretch]:
         """A few rows of every term: the probabilities, and the same rows of other tensors."""
         given = [self._outputs, *(other for other in others if other is not None)]
-        for term in self._terms:
+        for term in self.terms:
             z, *rest = [in_rows(other[term.place].detach(), term.dim) for other in given]
             for part, rows in term.stretches(z.shape[1]):
                 yield term, part, rows, z[rows].softmax(1), [other[rows] for other in rest]

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
 from seht.engines.draw_steps import Draws
 from seht.engines.gauss_newton import gauss_newton
@@ -71,6 +72,8 @@ class DifferenceEngine:
         """With per-sample probes: where the examples lie, as far as it is known."""
         self._looked: set[frozenset[str]] = set()
         """For the Gauss-Newton trace: the makes of loss whose curvature was looked at."""
+        self._formed = False
+        """For the Gauss-Newton trace: whether the closure was seen to need all of its logits."""
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
@@ -103,32 +106,15 @@ class DifferenceEngine:
                 "memory": self.memory,
                 "precision": precision,
                 "types": True,
+                "unformed": self._may_not_form(task, prefix, ranks),
             }
             try:
-                passes = ranks.passes(task, lean=lean, **options)
-            except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
-                lean, self._whole = False, True
-                passes = ranks.passes(task, **options)
-            if passes.hooked and held:
-                raise ValueError(
-                    "coupling='frozen' sends its gradient through the network's own graph, where "
-                    "backward hooks would meet it; remove the hooks, or take coupling='own'"
-                )
-            if not passes.used:
-                found = _nothing_used(passes, lean)
-            else:
-                dtype = precision.effective(next(iter(passes.used.values())).dtype, passes.coarsest)
-                plan.start(task.curvature, dtype)
-                if task.curvature == "ggn":
-                    found = gauss_newton(
-                        passes,
-                        plan,
-                        lean=lean,
-                        two_sided=self.two_sided,
-                        looked=self._looked,
-                    )
-                else:
-                    found = hessian(passes, plan, lean=lean)
+                passes, found = self._run(task, ranks, plan, precision, lean, options)
+            except KeepLogits:  # the closure looks at its logits: let it have them
+                self._formed = True
+                plan = StepPlan(task, self.steps, self.draws, check=watch)
+                options["unformed"] = False
+                passes, found = self._run(task, ranks, plan, precision, lean, options)
         found.commit = precision.committing(passes.commit)
         found.own = passes.own
         found.shared = passes.shared
@@ -137,6 +123,47 @@ class DifferenceEngine:
             found.loss, found.trace = found.loss.detach(), found.trace.detach()
         found.learn = partial(self._learn, plan)
         return found
+
+    def _may_not_form(self, task: Task, prefix: bool, ranks: Ranks) -> bool:
+        """Whether large logits can be gone through a few rows at a time."""
+        return (
+            task.curvature == "ggn"
+            and task.differentiable
+            and ranks.keeps_graphs
+            and not (self._formed or self.two_sided or prefix or task.per_sample)
+        )
+
+    def _run(
+        self,
+        task: Task,
+        ranks: Ranks,
+        plan: StepPlan,
+        precision: Any,
+        lean: bool,
+        options: dict[str, Any],
+    ) -> tuple[Passes, Estimate]:
+        try:
+            passes = ranks.passes(task, lean=lean, **options)
+        except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
+            lean, self._whole = False, True
+            passes = ranks.passes(task, **options)
+        if passes.hooked and getattr(task.estimator, "coupling", None) == "frozen":
+            raise ValueError(
+                "coupling='frozen' sends its gradient through the network's own graph, where "
+                "backward hooks would meet it; remove the hooks, or take coupling='own'"
+            )
+        if not passes.used:
+            return passes, _nothing_used(passes, lean)
+        dtype = precision.effective(next(iter(passes.used.values())).dtype, passes.coarsest)
+        plan.start(task.curvature, dtype)
+        if task.curvature != "ggn":
+            return passes, hessian(passes, plan, lean=lean)
+        sided, looked = self.two_sided, self._looked
+        try:
+            return passes, gauss_newton(passes, plan, lean=lean, two_sided=sided, looked=looked)
+        except KeepLogits:
+            passes.random.begin(passes.start)
+            raise
 
     def _learn(self, plan: StepPlan) -> float | None:
         self.steps, error = plan.learn()
@@ -179,7 +206,7 @@ def _nothing_used(passes: Passes, lean: bool) -> Estimate:
     if passes.boundary is None:
         gradient = passes.centre_gradient(keep=False)
     else:  # the network's graph was dropped at the boundary
-        with passes.at(None) as output:
+        with passes.at(None, formed=True) as output:
             gradient = passes.pull([check_loss(split(output)[0])], None, keep=passes.older)
     zero, loss = passes.over_ranks(zero, loss.detach(), partial=True)
     whole = passes.handed_out(loss, gradient)

@@ -13,22 +13,32 @@ One perturbed pass leaves an error of first order in e, odd in :math:`\sigma`, s
 in expectation; ``two_sided`` makes it second order for one and a third more passes. G is positive
 semi-definite, and the trace never negative, only where the loss is convex in the outputs. Terms
 that reach the weights past the outputs (an L2 term in the closure) add nothing to G.
+
+Where the loss is cross-entropy of the logits of a linear head, a perturbed pass does not form
+these, and in the lean form none does (``curvature/head_loop.py``).
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from seht.curvature.output_curvature import Curvature, OutputCurvature
+from seht.curvature import head_loop
+from seht.curvature.head_loop import HeadGradient, KeptLogits
+from seht.curvature.output_curvature import Curvature
+from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
 from seht.replay.passes import Passes
 from seht.task import Directions, Estimate, check_loss, split
 from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored, leaves_of
+
+Probed = tuple[Tensor, Gradient, list[Tensor]]
+"""Of one probe: the value, a gradient in the leaves, the cotangents of the centre."""
 
 
 def gauss_newton(
@@ -39,14 +49,15 @@ def gauss_newton(
     """
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
-    plain, z = passes.apart()
-    curvature = Curvature(plain, z)
-    passes.boundary.check(curvature.curved)
-    behind = {id(leaf) for leaf in leaves_of([plain], 0, stop=z)[0]}
-    passes.refuse_behind(behind)
-    curvature.look(looked, third=task.differentiable)
-    passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
     scale = task.estimator.scale / task.estimator.probes
+    side: _Side
+    if passes.terms is not None:
+        # The loss's own gradient comes with that of the trace, if its share is known.
+        weight = task.weight * scale if task.constant and not task.apart else 0.0
+        side, z = _Looped(passes, weight), []
+    else:
+        plain, z = passes.apart()
+        side = _Whole(passes, plain, z, two_sided, looked)
     value = loss.detach().new_zeros(())
     total: Gradient = []
     cotangents: list[Tensor] = []
@@ -54,18 +65,18 @@ def gauss_newton(
     for sigma in task.probes(frugal=lean):
         if searching:
             searching = False
-            compare = partial(_compare, passes, sigma, curvature, z, two_sided)
+            compare = partial(_compare, passes, sigma, side, 2.0 if two_sided else 1.0)
             plan.search(passes, sigma, compare, 2.0 if two_sided else 1.0, 1.0)
         e = plan.length(passes, sigma)
-        found, part, pulls = _probe(passes, sigma, e, curvature, z, two_sided)
-        value = value + scale * found.value
+        found, part, pulls = side.probe(sigma, e)
+        value = value + scale * found
         total = add(total, part if scale == 1 else times(part, scale))
         pulls = pulls if scale == 1 else [scale * p for p in pulls]
         cotangents = [c + p for c, p in zip(cotangents, pulls, strict=False)] or pulls
     trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
     whole = None
     if lean and task.apart:
-        loss = passes.handed_out(mean, _apart(passes, total, cotangents))
+        loss = passes.handed_out(mean, _apart(passes, side, total, cotangents))
         trace = passes.handed_out(trace, total)
     elif lean:
         loss = mean
@@ -73,13 +84,14 @@ def gauss_newton(
         if task.skip:
             total = left_out(total, trace)
             cotangents = [torch.where(trace.isfinite(), c, 0.0) for c in cotangents]
+        total = times(total, factor)
+        cotangents = [factor * c for c in cotangents]
         # The network's graph was dropped at the boundary: the centre runs once more for it.
         with passes.at(None) as output:
             again = check_loss(split(output)[0])
-            roots = [again, *passes.boundary.outputs]
-            pulls = [torch.ones_like(again), *(factor * c for c in cotangents)]
-            total = times(total, factor)
-            passes.pull_into(total, roots, pulls)
+            total, cotangents = side.with_slope(total, cotangents)
+            roots = [again, *side.roots()]
+            passes.pull_into(total, roots, [torch.ones_like(again), *cotangents])
         whole = passes.handed_out(loss + factor * trace, total)
     elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
         total = add(total, passes.pull(z, cotangents, keep=passes.older))
@@ -89,77 +101,220 @@ def gauss_newton(
         ones = [1.0] * (len(z) + len(total))
         [loss, *z], inputs = passes.ends([loss, *z])
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *inputs)
+    passes.boundary.forget()
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
-def _apart(passes: Passes, total: Gradient, cotangents: list[Tensor]) -> Gradient:
+def _apart(
+    passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor]
+) -> Gradient:
     """The loss's gradient; that of the trace is completed in ``total``. Both want the centre, whose
     graph was dropped at the boundary.
     """
     with passes.at(None) as output:
         loss = check_loss(split(output)[0])
-        own = passes.pull([loss], None, keep=passes.lasting or passes.older)
+        own, pulls = side.with_slope([], [])
+        roots = [loss, *(side.roots() if pulls else [])]
+        keep = passes.lasting or passes.older
+        own = add(own, passes.pull(roots, [torch.ones_like(loss), *pulls], keep=keep))
         if passes.lasting:
-            passes.pull_into(total, passes.boundary.outputs, cotangents)  # type: ignore[union-attr]
+            passes.pull_into(total, side.roots(), cotangents)
             return own
     with passes.at(None):
-        passes.pull_into(total, passes.boundary.outputs, cotangents)  # type: ignore[union-attr]
+        passes.pull_into(total, side.roots(), cotangents)
     return own
 
 
-def _probe(
-    passes: Passes,
-    sigma: Directions,
-    e: Tensor,
-    curvature: Curvature,
-    z: list[Tensor],
-    two_sided: bool,
-) -> tuple[OutputCurvature, Gradient, list[Tensor]]:
-    """One probe: the value, the perturbed passes' gradient, the cotangents of the centre."""
-    width = e
-    below = [part.detach() for part in z]
-    if two_sided:
-        width = 2 * e
-        below = [part.detach() for part in _outputs(passes, sigma, -e)]
-    with passes.at(sigma, e):
-        above = list(passes.boundary.outputs)  # type: ignore[union-attr]
-        # Logits may be the largest tensors of all: every pass over them, and every new one, counts.
-        direction = [
-            (a.detach() - b).div_(width.to(a.dtype)) for a, b in zip(above, below, strict=True)
-        ]
-        with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
-            found = curvature.along(direction)
-        factors = [h * (2 / width).to(h.dtype) for h in found.product]
-        part = passes.pull(above, factors, keep=passes.older)
-        del above
-    part = add(part, passes.by_place(found.beyond))
-    if two_sided:
-        with passes.at(sigma, -e):
-            minus = list(passes.boundary.outputs)  # type: ignore[union-attr]
-            passes.pull_into(part, minus, [-f for f in factors])
-            del minus
-        return found, part, found.third
-    return found, part, [t - f for t, f in zip(found.third, factors, strict=True)]
+class _Side(Protocol):
+    """What lies from the outputs on."""
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """One probe; ``alone`` without anything of the loss's own gradient."""
+
+    def roots(self) -> list[Tensor]:
+        """In a pass at the centre: what its cotangents belong to."""
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """The gradient that cotangents of the centre give."""
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """The gradient of the loss: in leaves behind the roots, and its cotangents."""
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """Add what the loss, differentiated in the last pass, does not give by itself."""
 
 
-def _outputs(passes: Passes, sigma: Directions, e: Tensor) -> list[Tensor]:
-    with passes.at(sigma, e):
-        return [part.detach() for part in passes.boundary.outputs]  # type: ignore[union-attr]
+class _Whole:
+    """Outputs that the centre has kept."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        loss: Tensor,
+        z: list[Tensor],
+        two_sided: bool,
+        looked: set[frozenset[str]],
+    ) -> None:
+        assert passes.boundary is not None
+        self._passes, self._boundary, self._z, self._two_sided = passes, passes.boundary, z, two_sided
+        self._curvature = Curvature(loss, z)
+        self._boundary.check(self._curvature.curved)
+        behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
+        passes.refuse_behind(behind)
+        self._curvature.look(looked, third=passes.task.differentiable)
+        passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
+
+    def roots(self) -> list[Tensor]:
+        """The outputs."""
+        return list(self._boundary.outputs)
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """Of cotangents of the outputs."""
+        return self._passes.pull_centre(self._z, pulls)
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """dL/dz."""
+        return [], self._curvature.slopes()
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """Nothing is missing."""
+        return total, pulls
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """With all outputs, or a head a few rows at a time."""
+        passes, width = self._passes, e
+        below = [part.detach() for part in self._z]
+        if self._two_sided:
+            width = 2 * e
+            with passes.at(sigma, -e):
+                below = [part.detach() for part in self._boundary.outputs]
+        with passes.at(sigma, e):
+            above = self.roots()
+            looped = self._looped(above, e)
+            if looped is not None:
+                return looped
+            above = [a.form("the trace") if isinstance(a, Unformed) else a for a in above]
+            # Logits may be the largest tensors of all: every pass over them, and every new one,
+            # counts.
+            direction = [
+                (a.detach() - b).div_(width.to(a.dtype)) for a, b in zip(above, below, strict=True)
+            ]
+            with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
+                found = self._curvature.along(direction)
+            factors = [h * (2 / width).to(h.dtype) for h in found.product]
+            part = passes.pull(above, factors, keep=passes.older)
+            del above
+        part = add(part, passes.by_place(found.beyond))
+        if self._two_sided:
+            with passes.at(sigma, -e):
+                minus = self.roots()
+                passes.pull_into(part, minus, [-f for f in factors])
+                del minus
+            return found.value, part, found.third
+        return found.value, part, [t - f for t, f in zip(found.third, factors, strict=True)]
+
+    def _looped(self, above: list[Tensor], e: Tensor) -> Probed | None:
+        """If the perturbed pass has not formed its logits."""
+        terms = self._curvature.cross_entropies
+        if len(above) != 1 or not isinstance(above[0], Unformed) or above[0].looks or not terms:
+            return None
+        if any(term.dim != above[0].rows.dim for term in terms):
+            return None
+        there = HeadGradient(above[0].head)
+        places = above[0].rows.places.flatten().to(e.device)
+        centre = KeptLogits(self._z[0], terms[0].dim)
+        value = head_loop.run(terms, centre, there, places, e, 0.0)
+        return value, _through(self._passes, there), [centre.cotangents()]
+
+
+class _Looped:
+    """A linear head that is gone through a few rows at a time, at the centre too."""
+
+    def __init__(self, passes: Passes, weight: float) -> None:
+        assert passes.boundary is not None and passes.terms is not None
+        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        self._weight = weight
+        self._head = _head_of(self._boundary.outputs)
+        self._apart: HeadGradient | None = None
+        """The loss's own gradient, where its share is not known in the beginning."""
+        self._pending = True
+        self._states = False
+        """Whether the hidden states depend on anything."""
+
+    def roots(self) -> list[Tensor]:
+        """The hidden states, where they are no constants."""
+        hidden = _head_of(self._boundary.outputs).hidden
+        return [hidden] if hidden.requires_grad else []
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """Of cotangents of the hidden states."""
+        with self._passes.at(None):
+            return _pulled(self._passes, self.roots(), pulls)
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """Through the head."""
+        centre = self._centre(self._states)
+        head_loop.slopes(self._terms, centre)
+        return self._passes.by_place(centre.leaves()), centre.cotangents()
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """The last pass has taken the loss for a constant."""
+        if self._apart is None:
+            return total, pulls
+        total = add(total, self._passes.by_place(self._apart.leaves()))
+        own = self._apart.cotangents()
+        return total, [p + s for p, s in zip(pulls, own, strict=False)] or own
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """A few rows at a time."""
+        passes, apart, slope = self._passes, None, 0.0
+        with passes.at(sigma, e):
+            head = _head_of(self._boundary.outputs)
+            self._states = head.hidden.requires_grad
+            there, centre = HeadGradient(head), self._centre(self._states)
+            if self._pending and not alone:
+                self._pending = False
+                if self._weight:
+                    slope = 1 / self._weight
+                else:
+                    self._apart = apart = self._centre(self._states)
+            value = head_loop.run(self._terms, centre, there, None, e, slope, apart)
+            part = _through(passes, there)
+        return value, add(part, passes.by_place(centre.leaves())), centre.cotangents()
+
+    def _centre(self, states: bool) -> HeadGradient:
+        head, at_centre = self._head, self._passes.weights.at_centre
+        bias = None if head.bias is None else at_centre(head.bias)
+        return HeadGradient(head, at_centre(head.weight), bias, states=states)
+
+
+def _head_of(outputs: list[Tensor]) -> Head:
+    if len(outputs) != 1 or not isinstance(outputs[0], Unformed) or outputs[0].looks:
+        raise KeepLogits
+    return outputs[0].head
+
+
+def _through(passes: Passes, head: HeadGradient) -> Gradient:
+    """The gradient in all leaves, of a head and before it."""
+    part = _pulled(passes, head.states(), head.cotangents())
+    return add(part, passes.by_place(head.leaves()))
+
+
+def _pulled(passes: Passes, roots: list[Tensor], pulls: list[Tensor]) -> Gradient:
+    return passes.pull(roots, pulls, keep=passes.older) if roots else []
 
 
 def _compare(
-    passes: Passes,
-    sigma: Directions,
-    curvature: Curvature,
-    z: list[Tensor],
-    two_sided: bool,
-    e: Tensor,
+    passes: Passes, sigma: Directions, side: _Side, order: float, e: Tensor
 ) -> list[Tensor]:
     """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
+
+    def whole(part: Gradient, pulls: list[Tensor]) -> Tensor:
+        return passes.sketch(add(part, side.pulled(pulls)))
+
     found = []
     for factor in (0.5, 1.0, 2.0):
-        _, part, pulls = _probe(passes, sigma, factor * e, curvature, z, two_sided)
-        found.append(passes.sketch(add(part, passes.pull_centre(z, pulls))))
-    slopes = passes.sketch(passes.pull_centre(z, curvature.slopes()))
-    *sizes, whole = passes.sizes(*compared(found, 2.0 if two_sided else 1.0), slopes)
-    return [*sizes, passes.task.weight * sizes[2] / whole, torch.zeros_like(whole)]
+        _, part, pulls = side.probe(sigma, factor * e, alone=True)
+        found.append(whole(part, pulls))
+    *sizes, size = passes.sizes(*compared(found, order), whole(*side.slopes()))
+    return [*sizes, passes.task.weight * sizes[2] / size, torch.zeros_like(size)]

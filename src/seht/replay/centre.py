@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from seht.curvature.boundary import Boundary
+from seht.curvature.cross_entropy import CrossEntropy
+from seht.curvature.head_rules import Losses
+from seht.curvature.unformed import KeepLogits, Unformed
 from seht.errors import ExampleError
 from seht.operators.rules import KeepGraph
 from seht.persample.errors import refuse_compiled
@@ -55,8 +58,13 @@ class Centre:
         dropped: Dropped | None = None,
         precision: Precision | None = None,
         types: bool = False,
+        unformed: bool = False,
     ) -> None:
         self.task = task
+        self.losses = Losses() if unformed else None
+        """For the Gauss-Newton trace: large logits need not be formed."""
+        self.terms: list[CrossEntropy] | None = None
+        """The loss's curvature, where the centre did not form them either."""
         self.coarsest: torch.dtype | None = None
         """The least precise type on the way of the gradients, where it was asked for."""
         self._types = types
@@ -74,7 +82,7 @@ class Centre:
             else:
                 since = self._centre(lean, kept)
             self._listen()
-        except KeepGraph:
+        except (KeepGraph, KeepLogits):
             self.random.begin(self.start)
             raise
         self.end = self.random.end()
@@ -140,6 +148,8 @@ class Centre:
         self.recorder.sharp = self.boundary is None and not self.precision.native
         self.recorder.lean = lean and self.task.differentiable
         self.recorder.cut = self.recorder.lean and self.boundary is not None
+        if self.losses is not None:
+            self.recorder.heads = self.losses.rules(unformed=self.recorder.cut)
         if self.boundary is not None:
             self.boundary.cut = lean
             self.boundary.tracker = tracker
@@ -167,7 +177,19 @@ class Centre:
             if self.recorder.cut and any(z.grad is not None for z in self.boundary.outputs):
                 raise KeepGraph  # the closure has called backward
             self.boundary.restrict(self.loss)
+            self._settle_logits(self.boundary.outputs)
         return since
+
+    def _settle_logits(self, outputs: list[Tensor]) -> None:
+        """Unformed logits are enough where the loss is cross-entropy of them, and nothing else."""
+        given = list(tensors(split(self.output)[1]))
+        if not any(isinstance(t, Unformed) for t in (*outputs, *given)):
+            return
+        if self.losses is None or len(outputs) != 1 or any(isinstance(t, Unformed) for t in given):
+            raise KeepLogits
+        self.terms = self.losses.terms(self.loss, outputs[0])
+        if self.terms is None:
+            raise KeepLogits
 
     def _search(self, lean: bool, memory: Memory) -> int:
         """The centre pass with per-sample probes: where are the examples?"""

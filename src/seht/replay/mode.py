@@ -59,6 +59,8 @@ class Mode(TorchFunctionMode):
         self.witness: Witness | None = None
         self.layers: dict[Any, Rule] | None = None
         """The per-sample rules of layers, where every example has a probe of its own."""
+        self.heads: dict[Any, Rule] = {}
+        """How large logits and their losses are treated (``curvature/head_rules.py``)."""
         self.second = False
         """Whether an activation checkpoint runs its part again."""
         self.lenient = False
@@ -137,6 +139,8 @@ class Mode(TorchFunctionMode):
         """How a function is recorded and replayed; None where it runs as it is."""
         if self.layers is not None and func in self.layers:
             return self.layers[func]
+        if func in self.heads and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self.heads[func]
         if self.sharp and func in SHARP:
             return SHARP[func]
         return KINKS.get(func)

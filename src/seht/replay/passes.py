@@ -31,13 +31,21 @@ class Passes(Centre):
 
     @contextmanager
     def at(
-        self, sigma: Directions | None, step: Tensor | float = 0.0, *, track: bool = False
+        self,
+        sigma: Directions | None,
+        step: Tensor | float = 0.0,
+        *,
+        track: bool = False,
+        formed: bool = False,
     ) -> Iterator[Any]:
         """Run the closure at w + step * sigma and yield its output while the weights are there.
 
-        With per-sample probes ``track`` asks for the derivative in the step itself.
+        With per-sample probes ``track`` asks for the derivative in the step itself. The logits are
+        ``formed``, or need not be.
         """
         replayer = Replayer(self.recorder)
+        if self.losses is not None:
+            replayer.heads = self.losses.rules(unformed=not formed)
         replayer.aliases = self._stand_ins
         replayer.signs = self.signs(sigma, step, track)
         self.random.begin(self.start)
@@ -100,7 +108,7 @@ class Passes(Centre):
         """
         if not self.hooked:
             return self.loss, list(self.boundary.outputs) if self.boundary else []
-        with self.at(None) as output:
+        with self.at(None, formed=True) as output:
             loss = check_loss(split(output)[0])
             self._lasting = self._twins  # the graph is used when the pass is over
             return loss, list(self.boundary.outputs) if self.boundary else []

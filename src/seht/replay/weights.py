@@ -92,6 +92,11 @@ class Weights:
         yield
         self._move(sigma, step, names)
 
+    def at_centre(self, weight: Tensor) -> Tensor:
+        """Inside :meth:`moved`: a weight of the model as it was."""
+        names = (name for name in self._saved if self._weights[name] is weight)
+        return next((self._saved[name] for name in names), weight.detach())
+
     def _move(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> None:
         for name in names:
             w = self._weights[name].data

@@ -1,0 +1,167 @@
+r"""From the head on, a few rows at a time: logits, their direction, curvature and its derivative.
+
+For cross-entropy of the logits :math:`z = h W^T` and those of a perturbed pass,
+:math:`z_+ = h_+ W_+^T`, all that the Gauss-Newton trace needs of a row is in that row of the two.
+So a stretch of rows is formed, turned into cotangents in place, pulled through both heads, and
+forgotten. It costs the products with W that two plain steps have; the lean form, which does not
+keep z, one more for the loss's value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seht.curvature.cross_entropy import CrossEntropy, in_rows, stretches
+from seht.curvature.unformed import Head
+
+
+class HeadGradient:
+    """Adds up what flows back through a head, in its hidden states, weight and bias."""
+
+    def __init__(
+        self,
+        head: Head,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        states: bool | None = None,
+    ) -> None:
+        self._head = head
+        self._rows = head.hidden.detach().flatten(0, -2)
+        self.weight = head.weight.detach() if weight is None else weight
+        """As it was at the centre, or is."""
+        self._bias = head.bias if weight is None else bias
+        states = head.hidden.requires_grad if states is None else states
+        self._hidden = torch.zeros_like(self._rows) if states else None
+        self._leaves = [
+            (leaf, torch.zeros_like(leaf, requires_grad=False))
+            for leaf in (head.weight, head.bias)
+            if leaf is not None and leaf.requires_grad
+        ]
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Of some rows."""
+        return F.linear(self._rows[rows], self.weight, self._bias)
+
+    def take(self, rows: Tensor, cotangents: Tensor) -> None:
+        """Of the same rows."""
+        if self._hidden is not None:
+            self._hidden.index_add_(0, rows, cotangents @ self.weight)
+        for _, total in self._leaves:
+            if total.dim() == 1:
+                total.add_(cotangents.sum(0))
+            else:
+                total.addmm_(cotangents.t(), self._rows[rows])
+
+    def leaves(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias with their gradients, where they have one."""
+        return self._leaves
+
+    def states(self) -> list[Tensor]:
+        """The hidden states, where they are no constants."""
+        return [] if self._hidden is None else [self._head.hidden]
+
+    def cotangents(self) -> list[Tensor]:
+        """Theirs."""
+        return [] if self._hidden is None else [self._hidden.view(self._head.hidden.shape)]
+
+
+class KeptLogits:
+    """The centre's logits in whole, as the scalar form has them, and their cotangents."""
+
+    def __init__(self, logits: Tensor, dim: int) -> None:
+        self._rows, self._dim = in_rows(logits.detach(), dim), dim
+        self._shape = logits.movedim(dim, -1).shape
+        self._found = torch.zeros_like(self._rows, memory_format=torch.contiguous_format)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Of some rows."""
+        return self._rows[rows]
+
+    def take(self, rows: Tensor, cotangents: Tensor) -> None:
+        """Of the same rows."""
+        self._found.index_add_(0, rows, cotangents)
+
+    def cotangents(self) -> Tensor:
+        """As the logits lie."""
+        return self._found.view(self._shape).movedim(-1, self._dim)
+
+
+@torch.no_grad()
+def run(
+    terms: list[CrossEntropy],
+    centre: HeadGradient | KeptLogits,
+    above: HeadGradient,
+    places: Tensor | None,
+    width: Tensor,
+    slope: Tensor | float,
+    apart: HeadGradient | None = None,
+) -> Tensor:
+    """The trace along the direction from ``centre`` to ``above``; both are given their cotangents.
+
+    ``places`` are the centre's rows in ``above``. ``slope`` times the loss's own gradient is added
+    to the centre's; where its factor is not known yet it goes ``apart``.
+    """
+    values = []
+    for term in terms:
+        rows = term.rows
+        if rows is None:
+            rows = torch.arange(len(term.share), device=term.share.device)
+        for part in stretches(len(rows), above.weight):
+            own = rows[part]
+            there = own if places is None else places[own]
+            z, ahead = centre.logits(own), above.logits(there)
+            loss = None if apart is None else torch.zeros_like(z)
+            values += _bend(term, part, z, ahead, width.to(z.dtype), slope, loss)
+            above.take(there, ahead)
+            centre.take(own, z)
+            if apart is not None and loss is not None:
+                apart.take(own, loss)
+    return torch.stack(values).sum()
+
+
+@torch.no_grad()
+def slopes(terms: list[CrossEntropy], centre: HeadGradient) -> None:
+    """Give the centre the cotangents of the loss itself."""
+    for term in terms:
+        assert term.rows is not None
+        for part in stretches(len(term.rows), centre.weight):
+            own = term.rows[part]
+            p = centre.logits(own).softmax(1)
+            found = torch.zeros_like(p)
+            term.add_slope(found, part, p)
+            centre.take(own, found)
+
+
+def _bend(
+    term: CrossEntropy,
+    part: slice,
+    logits: Tensor,
+    ahead: Tensor,
+    width: Tensor,
+    slope: Any,
+    loss: Tensor | None,
+) -> list[Tensor]:
+    """Turn both logits into their cotangents, as many rows as a cache holds at a time."""
+    found = []
+    for near, _ in term.stretches(logits.shape[1], len(logits)):
+        rows = slice(part.start + near.start, part.start + near.stop)
+        z, d, share = logits[near], ahead[near], term.share[rows]
+        p = z.softmax(1)
+        d.sub_(z).div_(width)
+        d.sub_(torch.linalg.vecdot(p, d).unsqueeze(1))
+        own = p * d
+        variance = torch.linalg.vecdot(own, d).unsqueeze(1)
+        found.append((variance * share).sum())
+        # The derivative of the trace in z at a fixed direction, less that of the direction.
+        torch.sub(d, 2 / width, out=z).mul_(own).addcmul_(p, variance, value=-1).mul_(share)
+        torch.mul(own, share * (2 / width), out=d)
+        if loss is not None:
+            term.add_slope(loss[near], rows, p)
+        elif not isinstance(slope, float) or slope != 0:
+            term.add_slope(z, rows, p, slope)
+    return found

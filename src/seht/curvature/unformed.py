@@ -1,0 +1,218 @@
+"""Logits that are not formed: the result of a linear map, until somebody looks at it.
+
+A language model's logits are its largest tensors by far, and cross-entropy needs a few rows of
+them at a time. In passes where it pays a large ``F.linear`` therefore puts out a tensor without
+content, which knows what it is made of (:class:`Head`) and which of its rows are where after it was
+sliced, shifted, flattened or masked. ``F.cross_entropy`` takes it as it is (``head_rules.py``).
+Anything else that is done with it forms it, with the graph it would have had, and says so: the
+estimate then begins anew with logits that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import GetSetDescriptorType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seht.curvature.rearrangement import Rows, follow
+from seht.operators.table import MOVEMENT, PICKS
+from seht.tensors.trees import mapped
+
+_CONTENT = {"data", "grad", "_grad", "_base", "T", "mT", "H", "mH", "real", "imag"}
+_METADATA = frozenset(
+    attribute.__get__
+    for name, attribute in vars(torch._C.TensorBase).items()
+    if isinstance(attribute, GetSetDescriptorType) and name not in _CONTENT
+) | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point}
+_MOVES = MOVEMENT | PICKS | {torch.Tensor.index_select, torch.index_select}
+_CASTS = {torch.Tensor.float: torch.float32, torch.Tensor.double: torch.float64}
+
+
+class KeepLogits(Exception):
+    """The closure does something with its logits that needs all of them."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear map and what it was given."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def detached(self) -> Head:
+        """The same without the graph before it."""
+        return replace(self, hidden=self.hidden.detach())
+
+    def form(self) -> Tensor:
+        """All logits."""
+        return F.linear(self.hidden, self.weight, self.bias)
+
+
+class Unformed(Tensor):
+    """Some rows of a head's logits, without content."""
+
+    head: Head
+    rows: Rows
+    """Which rows of ``head.hidden``."""
+    looks: list[str]
+    """By what they were formed, in all parts of these logits."""
+    _make: Callable[[], Tensor]
+    _made: Tensor | None
+
+    @classmethod
+    def of(cls, head: Head) -> Unformed:
+        """All of them."""
+        shape = torch.Size((*head.hidden.shape[:-1], head.weight.shape[0]))
+        found = _Made.apply(shape, head.hidden, head.weight, head.bias)
+        return found._filled(head, Rows.of(shape, len(shape) - 1), [], head.form)
+
+    def _filled(
+        self, head: Head, rows: Rows, looks: list[str], make: Callable[[], Tensor]
+    ) -> Unformed:
+        self.head, self.rows, self.looks, self._make, self._made = head, rows, looks, make, None
+        return self
+
+    def cut(self) -> Unformed:
+        """A leaf in their place, so that the network's graph can go."""
+        head = self.head.detached()
+        leaf: Unformed = _bare(self.shape, self, requires_grad=True)
+        return leaf._filled(head, self.rows, self.looks, _forming(head, self._path))
+
+    _path: tuple[Callable[[Tensor], Tensor], ...] = ()
+    """The moves from the head's own logits to these."""
+
+    def form(self, by: str) -> Tensor:
+        """The logits themselves."""
+        self.looks.append(by)
+        if self._made is None:
+            with torch._C.DisableTorchFunction():  # no operation of the model's
+                self._made = self._make()
+        return self._made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Shape and type are known, moves are followed, and everything else needs the content."""
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = args[0] if args else None
+        if isinstance(first, Unformed) and first._made is None and torch.is_grad_enabled():
+            found = first._moved(func, args[1:], kwargs)
+            if found is not None:
+                return found
+        name = getattr(func, "__name__", str(func))
+        args, kwargs = mapped(
+            (args, kwargs), lambda t: t.form(name) if isinstance(t, Unformed) else t
+        )
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        """Past the function above comes what PyTorch does to a tensor by itself."""
+        if func is torch.ops.aten.detach.default:
+            return _bare(_[1][0].shape, _[1][0])
+        raise KeepLogits(str(func))
+
+    def _moved(self, func: Any, rest: Any, kwargs: dict[str, Any]) -> Any:
+        if _CASTS.get(func) == self.dtype or self._stays(func, rest, kwargs):
+            return self
+        if func not in _MOVES:
+            return None
+        ghost = torch.empty(self.shape, dtype=self.dtype, device="meta", requires_grad=True)
+        try:
+            with torch._C.DisableTorchFunction():
+                out = func(ghost, *rest, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            return None
+        parts = list(out) if isinstance(out, (tuple, list)) else [out]
+        rows = [_followed(self.rows, part) for part in parts]
+        if any(found is None for found in rows):
+            return None
+
+        def part_of(place: int) -> Callable[[Tensor], Tensor]:
+            def move(logits: Tensor) -> Tensor:
+                moved = func(logits, *rest, **kwargs)
+                return moved[place] if isinstance(out, (tuple, list)) else moved
+
+            return move
+
+        found = [
+            self._child(part.shape, own, part_of(place))
+            for place, (part, own) in enumerate(zip(parts, rows, strict=True))
+        ]
+        return type(out)(found) if isinstance(out, (tuple, list)) else found[0]
+
+    def _stays(self, func: Any, rest: Any, kwargs: dict[str, Any]) -> bool:
+        if func is not torch.Tensor.to or kwargs.get("copy"):
+            return False
+        if rest and isinstance(rest[0], Tensor):
+            wanted = (rest[0].device, rest[0].dtype)
+        else:
+            options = {k: v for k, v in kwargs.items() if k in ("device", "dtype")}
+            wanted = torch._C._nn._parse_to(*rest, **options)[:2]
+        return all(want in (None, own) for want, own in zip(wanted, (self.device, self.dtype)))
+
+    def _child(
+        self, shape: torch.Size, rows: Rows | None, move: Callable[[Tensor], Tensor]
+    ) -> Unformed:
+        assert rows is not None
+        child = _Made.apply(shape, self)
+        child._path = (*self._path, move)
+        return child._filled(self.head, rows, self.looks, lambda: move(self.form("a view")))
+
+
+class _Made(torch.autograd.Function):
+    """The place of the logits in the graph; a gradient never passes here."""
+
+    @staticmethod
+    def forward(ctx: Any, shape: torch.Size, first: Tensor, *rest: Tensor | None) -> Tensor:
+        """A tensor without content."""
+        ctx.set_materialize_grads(False)
+        ctx.count = 2 + len(rest)
+        return _bare(shape, first)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        """Nothing, as cross-entropy's gradient is taken elsewhere (``head_loop.py``)."""
+        if grad is not None:
+            raise KeepLogits("a gradient")
+        return (None,) * ctx.count
+
+
+def _bare(shape: torch.Size, like: Tensor, **options: bool) -> Any:
+    return Tensor._make_wrapper_subclass(
+        Unformed, shape, dtype=like.dtype, device=like.device, **options
+    )
+
+
+def _forming(head: Head, path: tuple[Callable[[Tensor], Tensor], ...]) -> Callable[[], Tensor]:
+    def make() -> Tensor:
+        logits = head.form()
+        for move in path:
+            logits = move(logits)
+        return logits
+
+    return make
+
+
+def _followed(rows: Rows | None, moved: Tensor) -> Rows | None:
+    """The rows after a move, as the nodes of its graph tell."""
+    path: list[tuple[Any, int]] = []
+    node, port = moved.grad_fn, moved.output_nr
+    while node is not None and node.next_functions:
+        path.append((node, port))
+        if len(node.next_functions) != 1:
+            return None
+        node, port = node.next_functions[0]
+    for node, port in reversed(path):
+        rows = None if rows is None else follow(rows, node, port)
+    return rows

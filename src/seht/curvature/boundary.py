@@ -176,12 +176,11 @@ class Boundary:
         self.made.add(id(given))
         return given
 
-    def _take_unformed(self, logits: Unformed, found: list[Tensor]) -> Tensor:
-        given = logits
+    def _take_unformed(self, logits: Unformed, found: list[Any]) -> Tensor:
         if self.cut:
             self.roots.append(logits)
-            given = logits.cut()
-        found.append(given)
+        found.append(logits.cut() if self.cut else logits)
+        given = found[-1].copy()
         self._origins[id(given)] = (given, logits)
         self.made.add(id(given))
         return given

@@ -247,7 +247,7 @@ class _Walk:
             result.new_zeros(rows.numel(), 1),
         )
         count = self._outputs[place].numel() // start.classes
-        whole = rows.numel() == count and torch.equal(rows, torch.arange(count))
+        whole = rows.numel() == count and torch.equal(rows, torch.arange(count, device="cpu"))
         own = None if whole else rows.to(result.device)
         term = CrossEntropy(place, start.dim, own, share, labels, spread)
         return term if term.holds(self._outputs[place], in_rows(result, dim)) else None

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.curvature.cross_entropy import CrossEntropy, linear_in, stretches
-from seht.curvature.unformed import Head, Unformed
+from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.operators.rules import Rule, untaped
 
-WORTH = 1 << 20
-"""Logits; fewer are formed."""
+WORTH = (1 << 20, 2)
+"""Fewer logits are formed, and those of which there are not so many for each hidden state."""
 _ARGUMENTS = inspect.signature(F.cross_entropy)
-_SAVED = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_SAVED = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RowLosses:
         return self.target.where(self._kept, 0)  # what is ignored need not be a class
 
     def each(self) -> Tensor:
-        """Of every row, in the place of the logits in the graph."""
+        """Of every row."""
         head, rows = self.logits.head, self.rows
         hidden = head.hidden.detach().flatten(0, -2)
         found = hidden.new_empty(len(rows))
@@ -95,7 +95,7 @@ class RowLosses:
                     z, self.target[part], weight=self.weight, ignore_index=self.ignored,
                     reduction="none", label_smoothing=self.smoothing,
                 )  # fmt: skip
-        return attached(self.logits, found)
+        return found
 
     def reduced(self, each: Tensor) -> Tensor:
         """What the call returns."""
@@ -115,7 +115,7 @@ class RowLosses:
         size = slope.where(kept, 0).unsqueeze(1)
         weight = slope.new_ones(classes) if self.weight is None else self.weight.to(slope.dtype)
         own = (1 - self.smoothing) * size * weight[labels].unsqueeze(1)
-        share, even = own, ()
+        share, even = own, tuple[tuple[Tensor, Tensor], ...]()
         if self.smoothing:
             even = ((-self.smoothing / classes * size, weight),)
             share = own + self.smoothing / classes * weight.sum() * size
@@ -126,20 +126,17 @@ class Attached(torch.autograd.Function):
     """A value in the place that logits have in a graph; its gradient is taken elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, value: Tensor, losses: Losses) -> Tensor:
         """The value."""
+        ctx.losses = losses
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Nothing."""
-        return None, None
-
-
-def attached(logits: Tensor, value: Tensor) -> Tensor:
-    """The value, which depends on the logits."""
-    with torch._C.DisableTorchFunction():
-        return Attached.apply(logits, value)
+        """Nothing; a closure that asks for a gradient itself needs the logits."""
+        if not ctx.losses.settled:
+            raise KeepLogits("a gradient")
+        return None, None, None
 
 
 class Losses:
@@ -148,6 +145,8 @@ class Losses:
     def __init__(self) -> None:
         self._found: list[tuple[RowLosses, Tensor]] = []
         self._values: list[Tensor] = []
+        self.settled = False
+        """Whether their gradient has been taken."""
 
     def rules(self, *, unformed: bool) -> dict[Any, Rule]:
         """Of one pass: the ``F.linear`` of large logits, and their ``F.cross_entropy``."""
@@ -160,9 +159,9 @@ class Losses:
                 return func(*args, **kwargs)
             if known is None or known.shape != call.shape:  # a metric was left out
                 known = call.logits.head.hidden.new_zeros(call.shape)
-            return attached(call.logits, known)
+            return self._attached(call.logits, known)
 
-        found = {F.cross_entropy: Rule(self._record, again, taped=False)}
+        found: dict[Any, Rule] = {F.cross_entropy: Rule(self._record, again, taped=False)}
         if unformed:
             found[F.linear] = untaped(_linear)
         return found
@@ -172,11 +171,15 @@ class Losses:
         if call is None:
             out = func(*args, **kwargs)
         else:
-            each = call.each()
+            each = self._attached(call.logits, call.each())
             self._found.append((call, each))
             out = call.reduced(each)
         self._values.append(out.detach())
         return out, None
+
+    def _attached(self, logits: Tensor, value: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return Attached.apply(logits, value, self)
 
     def terms(self, loss: Tensor, logits: Tensor) -> list[CrossEntropy] | None:
         """The curvature, where the loss is linear in them and nobody saw the logits."""
@@ -199,10 +202,11 @@ def _linear(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         and (bias is None or bias.dtype == weight.dtype)
         and hidden.dtype in (torch.float32, torch.float64)
         and hidden.dim() > 1
-        and weight.shape[0] > 2 * weight.shape[1]
-        and hidden.numel() // weight.shape[1] * weight.shape[0] >= WORTH
+        and weight.shape[0] > WORTH[1] * weight.shape[1]
+        and hidden.numel() // weight.shape[1] * weight.shape[0] >= WORTH[0]
         and (hidden.requires_grad or weight.requires_grad)
-        and torch.is_grad_enabled()
+        and not hidden.is_meta
+        and not torch.is_autocast_enabled(hidden.device.type)
         and not is_functorch_wrapped_tensor(hidden)
         and _SAVED(False) is None  # an activation checkpoint counts what is saved
     ):

@@ -32,7 +32,7 @@ class Rows:
     def of(cls, shape: torch.Size, dim: int) -> Rows:
         """Of the outputs themselves, the classes in that dimension."""
         kept = [1 if d == dim else size for d, size in enumerate(shape)]
-        return cls(torch.arange(prod(kept)).view(kept), dim, shape[dim])
+        return cls(torch.arange(prod(kept), device="cpu").view(kept), dim, shape[dim])
 
     def moved(self, places: Tensor, dim: int | None = None) -> Rows:
         """The same classes elsewhere."""

@@ -11,7 +11,7 @@ estimate then begins anew with logits that are kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -22,15 +22,26 @@ from torch import Tensor
 from seht.curvature.rearrangement import Rows, follow
 from seht.operators.table import MOVEMENT, PICKS
 from seht.tensors.trees import mapped
+from seht.tensors.views import version
 
-_CONTENT = {"data", "grad", "_grad", "_base", "T", "mT", "H", "mH", "real", "imag"}
+_CONTENT = {"data", "_base", "T", "mT", "H", "mH", "real", "imag"}
 _METADATA = frozenset(
     attribute.__get__
     for name, attribute in vars(torch._C.TensorBase).items()
     if isinstance(attribute, GetSetDescriptorType) and name not in _CONTENT
-) | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point}
+) | {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.stride,
+    torch.Tensor.is_contiguous,
+}
 _MOVES = MOVEMENT | PICKS | {torch.Tensor.index_select, torch.index_select}
 _CASTS = {torch.Tensor.float: torch.float32, torch.Tensor.double: torch.float64}
+
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 class KeepLogits(Exception):
@@ -44,6 +55,11 @@ class Head:
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
+    version: int = field(init=False)
+    """Of the weight."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "version", version(self.weight))
 
     def detached(self) -> Head:
         """The same without the graph before it."""
@@ -51,6 +67,11 @@ class Head:
 
     def form(self) -> Tensor:
         """All logits."""
+        if version(self.weight) != self.version:
+            raise RuntimeError(
+                "these logits of a penalised step were never formed, and the head's weight has "
+                "changed since; return them as aux: penalty(lambda: (loss, logits))"
+            )
         return F.linear(self.hidden, self.weight, self.bias)
 
 
@@ -69,7 +90,8 @@ class Unformed(Tensor):
     def of(cls, head: Head) -> Unformed:
         """All of them."""
         shape = torch.Size((*head.hidden.shape[:-1], head.weight.shape[0]))
-        found = _Made.apply(shape, head.hidden, head.weight, head.bias)
+        like = torch.empty(shape, dtype=head.hidden.dtype, device="meta")
+        found = _Made.apply(_layout(like), head.hidden, head.weight, head.bias)
         return found._filled(head, Rows.of(shape, len(shape) - 1), [], head.form)
 
     def _filled(
@@ -80,9 +102,14 @@ class Unformed(Tensor):
 
     def cut(self) -> Unformed:
         """A leaf in their place, so that the network's graph can go."""
-        head = self.head.detached()
-        leaf: Unformed = _bare(self.shape, self, requires_grad=True)
+        with torch._C.DisableTorchFunction():  # no operation of the model's
+            head = self.head.detached()
+            leaf: Unformed = _bare(_layout(self), self.device, requires_grad=True)
         return leaf._filled(head, self.rows, self.looks, _forming(head, self._path))
+
+    def copy(self) -> Unformed:
+        """The same logits, to be written into."""
+        return self._child(self, self.rows, torch.clone)
 
     _path: tuple[Callable[[Tensor], Tensor], ...] = ()
     """The moves from the head's own logits to these."""
@@ -91,7 +118,8 @@ class Unformed(Tensor):
         """The logits themselves."""
         self.looks.append(by)
         if self._made is None:
-            with torch._C.DisableTorchFunction():  # no operation of the model's
+            # No operation of the model's, and a part of the graph whoever looks first.
+            with torch._C.DisableTorchFunction(), torch.enable_grad():
                 self._made = self._make()
         return self._made
 
@@ -118,8 +146,6 @@ class Unformed(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
         """Past the function above comes what PyTorch does to a tensor by itself."""
-        if func is torch.ops.aten.detach.default:
-            return _bare(_[1][0].shape, _[1][0])
         raise KeepLogits(str(func))
 
     def _moved(self, func: Any, rest: Any, kwargs: dict[str, Any]) -> Any:
@@ -127,15 +153,17 @@ class Unformed(Tensor):
             return self
         if func not in _MOVES:
             return None
-        ghost = torch.empty(self.shape, dtype=self.dtype, device="meta", requires_grad=True)
         try:
             with torch._C.DisableTorchFunction():
+                ghost = torch.empty_strided(
+                    self.shape, self.stride(), dtype=self.dtype, device="meta", requires_grad=True
+                )
                 out = func(ghost, *rest, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return None
         parts = list(out) if isinstance(out, (tuple, list)) else [out]
-        rows = [_followed(self.rows, part) for part in parts]
-        if any(found is None for found in rows):
+        rows = [found for part in parts if (found := _followed(self.rows, part)) is not None]
+        if len(rows) < len(parts):
             return None
 
         def part_of(place: int) -> Callable[[Tensor], Tensor]:
@@ -146,7 +174,7 @@ class Unformed(Tensor):
             return move
 
         found = [
-            self._child(part.shape, own, part_of(place))
+            self._child(part, own, part_of(place))
             for place, (part, own) in enumerate(zip(parts, rows, strict=True))
         ]
         return type(out)(found) if isinstance(out, (tuple, list)) else found[0]
@@ -159,13 +187,11 @@ class Unformed(Tensor):
         else:
             options = {k: v for k, v in kwargs.items() if k in ("device", "dtype")}
             wanted = torch._C._nn._parse_to(*rest, **options)[:2]
-        return all(want in (None, own) for want, own in zip(wanted, (self.device, self.dtype)))
+        return wanted[0] in (None, self.device) and wanted[1] in (None, self.dtype)
 
-    def _child(
-        self, shape: torch.Size, rows: Rows | None, move: Callable[[Tensor], Tensor]
-    ) -> Unformed:
-        assert rows is not None
-        child = _Made.apply(shape, self)
+    def _child(self, like: Tensor, rows: Rows, move: Callable[[Tensor], Tensor]) -> Unformed:
+        with torch._C.DisableTorchFunction():
+            child = _Made.apply(_layout(like), self)
         child._path = (*self._path, move)
         return child._filled(self.head, rows, self.looks, lambda: move(self.form("a view")))
 
@@ -174,11 +200,11 @@ class _Made(torch.autograd.Function):
     """The place of the logits in the graph; a gradient never passes here."""
 
     @staticmethod
-    def forward(ctx: Any, shape: torch.Size, first: Tensor, *rest: Tensor | None) -> Tensor:
+    def forward(ctx: Any, layout: Layout, first: Tensor, *rest: Tensor | None) -> Tensor:
         """A tensor without content."""
         ctx.set_materialize_grads(False)
         ctx.count = 2 + len(rest)
-        return _bare(shape, first)
+        return _bare(layout, first.device)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
@@ -188,9 +214,14 @@ class _Made(torch.autograd.Function):
         return (None,) * ctx.count
 
 
-def _bare(shape: torch.Size, like: Tensor, **options: bool) -> Any:
+def _layout(like: Tensor) -> Layout:
+    return like.shape, like.stride(), like.dtype
+
+
+def _bare(layout: Layout, device: torch.device, **options: Any) -> Any:
+    shape, stride, dtype = layout
     return Tensor._make_wrapper_subclass(
-        Unformed, shape, dtype=like.dtype, device=like.device, **options
+        Unformed, shape, stride, dtype=dtype, device=device, **options
     )
 
 

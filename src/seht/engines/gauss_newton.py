@@ -51,10 +51,11 @@ def gauss_newton(
     assert passes.boundary is not None
     scale = task.estimator.scale / task.estimator.probes
     side: _Side
+    z: list[Tensor] = []
     if passes.terms is not None:
         # The loss's own gradient comes with that of the trace, if its share is known.
         weight = task.weight * scale if task.constant and not task.apart else 0.0
-        side, z = _Looped(passes, weight), []
+        side = _Looped(passes, weight)
     else:
         plain, z = passes.apart()
         side = _Whole(passes, plain, z, two_sided, looked)
@@ -105,9 +106,7 @@ def gauss_newton(
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
-def _apart(
-    passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor]
-) -> Gradient:
+def _apart(passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor]) -> Gradient:
     """The loss's gradient; that of the trace is completed in ``total``. Both want the centre, whose
     graph was dropped at the boundary.
     """
@@ -156,7 +155,12 @@ class _Whole:
         looked: set[frozenset[str]],
     ) -> None:
         assert passes.boundary is not None
-        self._passes, self._boundary, self._z, self._two_sided = passes, passes.boundary, z, two_sided
+        self._passes, self._boundary, self._z, self._two_sided = (
+            passes,
+            passes.boundary,
+            z,
+            two_sided,
+        )
         self._curvature = Curvature(loss, z)
         self._boundary.check(self._curvature.curved)
         behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
@@ -258,7 +262,9 @@ class _Looped:
         return self._passes.by_place(centre.leaves()), centre.cotangents()
 
     def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
-        """The last pass has taken the loss for a constant."""
+        """The last pass takes the logits' losses for constants."""
+        assert self._passes.losses is not None
+        self._passes.losses.settled = True
         if self._apart is None:
             return total, pulls
         total = add(total, self._passes.by_place(self._apart.leaves()))

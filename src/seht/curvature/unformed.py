@@ -162,7 +162,7 @@ class Unformed(Tensor):
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return None
         parts = list(out) if isinstance(out, (tuple, list)) else [out]
-        rows = [found for part in parts if (found := _followed(self.rows, part)) is not None]
+        rows = [own for part in parts if (own := _followed(self.rows, part)) is not None]
         if len(rows) < len(parts):
             return None
 

@@ -144,7 +144,9 @@ class Unformed(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Past the function above comes what PyTorch does to a tensor by itself."""
         raise KeepLogits(str(func))
 

@@ -144,7 +144,7 @@ class Unformed(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Past the function above comes what PyTorch does to a tensor by itself."""

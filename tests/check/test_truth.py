@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seht.check.sandbox import Sandbox, copy_model, double
+from seht.check.sandbox import Sandbox, copied, copy_model
 from seht.check.truth import Inconclusive, asymmetry, measure
 
 NEED = 2.5e-4
@@ -136,13 +136,13 @@ def test_copies_of_batches():
         "b": [(x.half(), None)],
         "c": OrderedDict(d="text", e=3),
     }
-    out = double(batch)
+    out = copied(batch)
     assert out["a"].x.dtype == torch.float64 and out["a"].x.requires_grad and out["a"].x.is_leaf
     assert out["a"].y.dtype == torch.int64 and out["a"].y is not batch["a"].y
     assert type(out["a"]) is Pair and type(out["c"]) is OrderedDict
     assert out["b"][0][0].dtype == torch.float64 and out["b"][0][1] is None
     assert out["c"] == {"d": "text", "e": 3}
-    assert double(torch.ones(2, dtype=torch.complex64)).dtype == torch.complex128
+    assert copied(torch.ones(2, dtype=torch.complex64)).dtype == torch.complex128
 
 
 def test_models_with_a_result_kept_from_an_earlier_pass_can_be_copied():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import seht.measure
 from seht.measure.data import Batches, size_of
 
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
@@ -82,6 +83,13 @@ def test_an_iterator_is_kept_only_where_it_is_read_again():
     assert [c for _, c in again] == [c for _, c in again] == [6, 4]
     once = Batches(stream())
     assert [c for _, c in once] == [6, 4] and [c for _, c in once] == []
+
+
+@pytest.mark.parametrize("name", ["trace", "density", "landscape", "sharpness", "robustness"])
+def test_every_measurement_reads_all_of_an_iterator(name):
+    model, batches = torch.nn.Linear(3, 1), [torch.ones(4, 3), torch.ones(2, 3), torch.ones(5, 3)]
+    found = getattr(seht.measure, name)(model, lambda m, x: m(x).square().mean(), iter(batches))
+    assert found.samples == 11
 
 
 def test_the_limit_says_whether_something_was_left_out():

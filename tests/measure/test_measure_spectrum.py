@@ -205,6 +205,7 @@ def test_verdicts(curvatures, verdict):
     said = str(found)  # one verdict, and no learning rate is called stable beside "unstable"
     assert f"flow is {verdict};" in said and said.count("stable") == verdict.count("stable")
     assert "diverges above a learning rate of 0.5" in said
+    assert ("no learning rate makes gradient descent settle" in said) == (verdict == "unstable")
 
 
 def test_a_negative_bound_is_enough_for_a_verdict():

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.check.sandbox import Sandbox, double, ordinary
+from seht.check.sandbox import Sandbox, copied, ordinary
 from seht.probes import clean_name
 from seht.replay.buffers import BorrowedBuffers
+from seht.tensors.trees import mapped, tensors
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One module, the arguments of its first call in the forward pass, and what it calls."""
 
     name: str
@@ -25,7 +26,7 @@ class Call:
     inner: int
 
 
-def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> Call | None:
+def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> ModuleCall | None:
     """The innermost module that breaks on its own, the first of several; ``None`` if none does.
 
     Modules that call no others are tried first, in the order of the forward pass, then those
@@ -33,7 +34,9 @@ def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> Call | None:
     blame for what breaks on the plainest network too.
     """
     plainest = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
-    control = isolate(Call("", plainest, (torch.ones(2, 3, dtype=torch.float64),), {}, 0), box)
+    control = isolate(
+        ModuleCall("", plainest, (torch.ones(2, 3, dtype=torch.float64),), {}, 0), box
+    )
     if control is None or breaks(control):
         return None
     for call in sorted(calls(box), key=lambda call: call.inner):
@@ -43,14 +46,14 @@ def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> Call | None:
     return None
 
 
-def calls(box: Sandbox) -> list[Call]:
+def calls(box: Sandbox) -> list[ModuleCall]:
     """Every module that the loss calls with gradients on, in order of their first call."""
     names = {id(module): clean_name(name) for name, module in box.model.named_modules()}
     found: dict[int, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and id(module) not in found:
-            found[id(module)] = (module, double(args), double(kwargs))
+            found[id(module)] = (module, copied(args), copied(kwargs))
 
     handles = [
         module.register_forward_pre_hook(before, with_kwargs=True)
@@ -64,7 +67,7 @@ def calls(box: Sandbox) -> list[Call]:
         for handle in handles:
             handle.remove()
     return [
-        Call(names[key], module, args, kwargs, _inner(module, found))
+        ModuleCall(names[key], module, args, kwargs, _inner(module, found))
         for key, (module, args, kwargs) in found.items()
     ]
 
@@ -73,7 +76,7 @@ def _inner(module: nn.Module, found: dict[int, Any]) -> int:
     return sum(id(child) in found for child in module.modules()) - 1
 
 
-def isolate(call: Call, box: Sandbox) -> Sandbox | None:
+def isolate(call: ModuleCall, box: Sandbox) -> Sandbox | None:
     """A problem of the module's own in the same form; ``None`` where nothing is differentiable."""
     alone = _Alone(call)
     try:
@@ -90,7 +93,7 @@ def isolate(call: Call, box: Sandbox) -> Sandbox | None:
 class _Alone(nn.Module):
     """A module as a function of its weights and of its floating inputs, which become weights."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModuleCall) -> None:
         super().__init__()
         self.inner = call.module
         self.args, self.kwargs = call.args, call.kwargs
@@ -101,7 +104,11 @@ class _Alone(nn.Module):
     def forward(self) -> Any:
         """Clones, since the module may write into its inputs."""
         inputs = iter([tensor.clone() for tensor in self.inputs])
-        args, kwargs = _fill((self.args, self.kwargs), inputs)
+
+        def fill(tensor: Tensor) -> Tensor:
+            return next(inputs) if tensor.is_floating_point() else tensor
+
+        args, kwargs = mapped((self.args, self.kwargs), fill)
         return self.inner(*args, **kwargs)
 
 
@@ -121,26 +128,4 @@ class _Smooth:
 
 
 def _floats(value: Any) -> Iterator[Tensor]:
-    """The floating tensors in a nest of tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _floats(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _floats(item)
-
-
-def _fill(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same nest with its floating tensors replaced, in the order of :func:`_floats`."""
-    if isinstance(value, Tensor):
-        return next(tensors) if value.is_floating_point() else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_fill(item, tensors) for item in value])
-    if isinstance(value, (tuple, list)):
-        return type(value)([_fill(item, tensors) for item in value])
-    if isinstance(value, dict):
-        return {key: _fill(item, tensors) for key, item in value.items()}
-    return value
+    return (tensor for tensor in tensors(value) if tensor.is_floating_point())

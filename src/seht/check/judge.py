@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from seht.check.blame import Call, blame
+from seht.check.blame import ModuleCall, blame
 from seht.check.report import EngineReport
 from seht.check.sandbox import Sandbox, one_line
 from seht.check.truth import Inconclusive, Truth, asymmetry, measure
@@ -205,7 +205,7 @@ def _fails(alone: Sandbox, name: str, kind: type[Exception]) -> bool:
     return False
 
 
-def _named(report: EngineReport, culprit: Call | None) -> EngineReport:
+def _named(report: EngineReport, culprit: ModuleCall | None) -> EngineReport:
     if culprit is None:
         return report
     return replace(report, module=culprit.name, kind=type(culprit.module).__name__)

@@ -196,13 +196,8 @@ def copy_model(model: nn.Module, *, wide: bool = True) -> nn.Module:
     return copied.double() if wide else copied
 
 
-def double(value: Any) -> Any:
-    """A copy with every floating tensor in float64: tuples, lists, mappings, dataclasses."""
-    return copied(value, wide=True)
-
-
-def copied(value: Any, *, wide: bool) -> Any:
-    """A copy of a batch, in float64 or in its own types."""
+def copied(value: Any, *, wide: bool = True) -> Any:
+    """A copy of a batch, every floating tensor in float64 or in its own type."""
 
     def one(tensor: Tensor) -> Tensor:
         dtype = tensor.dtype

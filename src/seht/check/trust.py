@@ -18,15 +18,7 @@ from torch import nn
 from seht import estimators, functional, probes
 from seht.check.judge import Truths, judge
 from seht.check.report import CheckReport, EngineReport
-from seht.check.sandbox import (
-    Form,
-    LossFn,
-    Sandbox,
-    copied,
-    copy_model,
-    double,
-    one_line,
-)
+from seht.check.sandbox import Form, LossFn, Sandbox, copied, copy_model, one_line
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
@@ -118,7 +110,7 @@ def check(
     ranks_of(model).need_whole("seht.check")
     narrow = any(w.dtype != torch.float64 for w in probes.choose(model, params).tensors.values())
     with torch.inference_mode(False), own_randomness():
-        box = Sandbox(copy_model(model), loss_fn, double(batch), params, seed, form)
+        box = Sandbox(copy_model(model), loss_fn, copied(batch), params, seed, form)
         loss = _first_look(box)
         box.task(seed)  # an estimator that draws nothing is refused here
         own = None

@@ -11,16 +11,16 @@ import functools
 import inspect
 import itertools
 import math
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from seht.commands.numbers import as_real, as_whole, shown
+from seht.commands.numbers import as_real, as_whole
 from seht.errors import unknown
 from seht.lab import config
 from seht.lab.checking import check
 from seht.lab.config import Recipe
+from seht.lab.values import from_plain, from_text, words
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
 _OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness"}
@@ -52,7 +52,7 @@ class Field(NamedTuple):
 def fields(recipe: Recipe) -> list[Field]:
     """Every field of a recipe, and the settings it has for methods."""
     found = [
-        Field(name, _words(hint), value, _help(type(owner).__name__).get(name.split(".")[-1], ""))
+        Field(name, words(hint), value, _help(type(owner).__name__).get(name.split(".")[-1], ""))
         for name, (owner, hint, value) in _leaves(recipe).items()
     ]
     for method, options in recipe.settings.items():
@@ -84,7 +84,7 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
             continue
         if name not in known:
             raise ValueError(unknown("field", name, [*known, "settings.METHOD.OPTION"]))
-        value = _parsed(name, known[name][1], text)
+        value = from_text(name, known[name][1], text)
         if value != known[name][2]:
             changed.add(name)
         part, _, leaf = name.rpartition(".")
@@ -154,48 +154,13 @@ def _made(kind: type[Any], values: Any, prefix: str) -> Any:
         name, hint = field.name, hints[field.name]
         if name in values:
             inner = dataclasses.is_dataclass(hint) and isinstance(hint, type)
-            make = _made if inner else _checked
-            made[name] = make(hint, values[name], f"{prefix}{name}{'.' if inner else ''}")
+            if inner:
+                made[name] = _made(hint, values[name], f"{prefix}{name}.")
+            else:
+                made[name] = from_plain(prefix + name, hint, values[name])
         elif field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"a recipe needs {prefix}{name}")
     return kind(**made)
-
-
-def _checked(hint: Any, value: Any, name: str) -> Any:
-    """A value as its field wants it: an int may stand for a float, a list for a tuple."""
-    kind, optional = _kind(hint)
-    if optional and value is None:
-        return None
-    if kind is tuple and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
-        return tuple(value)
-    if kind is float and type(value) is int and abs(value) < 2**1000:
-        return float(value)
-    if kind is dict and isinstance(value, Mapping):
-        if all(isinstance(options, Mapping) for options in value.values()):
-            return {key: dict(options) for key, options in value.items()}
-    elif type(value) is kind:
-        return value
-    raise ValueError(f"{name} must be {_words(hint)}, not {value!r}")
-
-
-def _parsed(name: str, hint: Any, text: str) -> Any:
-    """A field's value from text."""
-    kind, optional = _kind(hint)
-    word = text.strip()
-    if optional and word.lower() == "none":
-        return None
-    try:
-        if kind is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-                word.lower()
-            ]
-        if kind is tuple:
-            return tuple(as_whole(part) for part in word.split(",") if part.strip())
-        if kind is int:
-            return as_whole(word)
-        return as_real(word) if kind is float else kind(word)
-    except (ValueError, KeyError):
-        raise ValueError(f"{name} must be {_words(hint)}, not {shown(text)}") from None
 
 
 def _literal(text: str) -> Any:
@@ -210,26 +175,6 @@ def _literal(text: str) -> Any:
         # No record can hold another number; as a word it is refused by the method.
         return value if math.isfinite(value) else word
     return word
-
-
-def _kind(hint: Any) -> tuple[Any, bool]:
-    """The plain type of an annotation, and whether it may be ``None``."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    (kind,) = (option for option in options if option is not type(None))
-    return typing.get_origin(kind) or kind, type(None) in options
-
-
-def _words(hint: Any) -> str:
-    kind, optional = _kind(hint)
-    words: dict[Any, str] = {
-        bool: "true or false",
-        dict: "options by method",
-        float: "a number",
-        int: "a whole number",
-        str: "a word",
-        tuple: "whole numbers with commas",
-    }
-    return words[kind] + (" or none" if optional else "")
 
 
 @functools.cache

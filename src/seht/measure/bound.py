@@ -25,19 +25,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from seht.engines import loss_in_logits
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import DataOptions, LossFn, Objective, measuring
 from seht.measure.results import Result
 from seht.probes import generator, mix
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _EXACT = 256
 """Up to so many classes the trace in the logits is exact: one product for each class."""
@@ -117,12 +115,20 @@ def bound(
         raise ValueError(f"cap must be a positive number, not {cap!r}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie between 0 and 1, not {delta!r}")
-    sums, layer = _Sums(), _only_linear(model)
+    layer = _only_linear(model)
+    parts = []
     with measuring("bound", model, loss_fn, data, params=_every, boundary=boundary, **options) as m:
-        for place, (batch, _) in enumerate(m.batches):
-            sums.add(*_averages(m.objective, batch, layer, mix(m.seed, 17, place)))
+        for place, (batch, _) in enumerate(m.read()):
+            parts.append(_averages(m.objective, batch, layer, mix(m.seed, 17, place)))
             m.tell(place + 1, m.batches.total)
-    n, classes = sums.rows, sums.classes
+    n, classes = sum(part.rows for part in parts), parts[-1].classes
+    jacobian = sum(part.rows * part.jacobian for part in parts) / n
+    hessian = sum(part.rows * float(part.hessian.mean()) for part in parts) / n
+    variance = sum(
+        part.rows**2 * float(part.hessian.var()) / len(part.hessian)
+        for part in parts
+        if len(part.hessian) > 1
+    )
     constants: dict[str, float] = {"n": n, "M": classes, "B": cap, "delta": delta}
     terms = None
     if layer is None:
@@ -132,14 +138,14 @@ def bound(
         )
     else:
         size = _size(layer)
-        theta = math.log(n * classes) ** 3 * sums.longest
+        theta = math.log(n * classes) ** 3 * max(part.longest for part in parts)
         constants |= {"A": size, "theta": theta}
-        terms = _terms(sums.jacobian, sums.hessian, size, theta, cap, delta, n)
+        terms = _terms(jacobian, hessian, size, theta, cap, delta, n)
         note = "up to the theorem's constant; a bias counts as a weight of a constant input 1"
     return BoundResult(
-        jacobian=sums.jacobian,
-        hessian=sums.hessian,
-        hessian_stderr=sums.stderr,
+        jacobian=jacobian,
+        hessian=hessian,
+        hessian_stderr=math.sqrt(variance) / n,
         linear=layer is not None,
         terms=terms,
         constants=constants,
@@ -152,48 +158,40 @@ def _every(name: str, tensor: Tensor) -> bool:
     return True
 
 
-class _Sums:
-    """Averages over rows of logits, micro-batch after micro-batch."""
+class _Averages(NamedTuple):
+    """Over the rows of logits of one micro-batch."""
 
-    def __init__(self) -> None:
-        self.rows = self.classes = 0
-        self.longest = self._jacobian = self._hessian = self._variance = 0.0
-
-    def add(
-        self, rows: int, classes: int, jacobian: float, hessian: Tensor, longest: float
-    ) -> None:
-        self.rows, self.classes = self.rows + rows, classes
-        self._jacobian += rows * jacobian
-        self._hessian += rows * float(hessian.mean())
-        if len(hessian) > 1:
-            self._variance += (rows**2) * float(hessian.var()) / len(hessian)
-        self.longest = max(self.longest, longest)
-
-    @property
-    def jacobian(self) -> float:
-        return self._jacobian / self.rows
-
-    @property
-    def hessian(self) -> float:
-        return self._hessian / self.rows
-
-    @property
-    def stderr(self) -> float:
-        return math.sqrt(self._variance) / self.rows
+    rows: int
+    classes: int
+    jacobian: float
+    hessian: Tensor
+    """Replicates of the mean trace; one where it is exact."""
+    longest: float
+    """The largest squared input of the linear layer."""
 
 
-def _averages(
-    objective: Objective, batch: Any, layer: nn.Linear | None, seed: int
-) -> tuple[int, int, float, Tensor, float]:
-    """Rows, classes, mean gradient norm, replicates of the mean trace, largest squared input."""
-    closure, seen = objective.closure(batch), _Inputs(layer)
-    inside = loss_in_logits(objective.model, closure, objective.chosen, objective.boundary)
-    with seen, inside as (z, g):
-        classes, rows = z.shape[-1], z.numel() // z.shape[-1]
-        # The loss is a mean over rows: rows times its gradient is the gradient of each row's loss.
-        jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())
-        hessian = _trace(g, z, classes, seed)
-    return rows, classes, jacobian, hessian, seen.longest
+def _averages(objective: Objective, batch: Any, layer: nn.Linear | None, seed: int) -> _Averages:
+    longest = [0.0]
+
+    def see(layer: nn.Module, inputs: Any) -> None:
+        constant = 0.0 if layer.bias is None else 1.0
+        longest.append(float(inputs[0].detach().double().square().sum(-1).max()) + constant)
+
+    handle = None if layer is None else layer.register_forward_pre_hook(see)
+    closure = objective.closure(batch)
+    try:
+        with loss_in_logits(objective.model, closure, objective.chosen, objective.boundary) as (
+            z,
+            g,
+        ):
+            classes, rows = z.shape[-1], z.numel() // z.shape[-1]
+            # The loss is a mean over rows: rows times its gradient is that of each row's loss.
+            jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())
+            hessian = _trace(g, z, classes, seed)
+    finally:
+        if handle is not None:
+            handle.remove()
+    return _Averages(rows, classes, jacobian, hessian, max(longest))
 
 
 def _trace(g: Tensor, z: Tensor, classes: int, seed: int) -> Tensor:
@@ -212,27 +210,6 @@ def _trace(g: Tensor, z: Tensor, classes: int, seed: int) -> Tensor:
         found.append((product * way).sum(dtype=torch.float64))
     values = torch.stack(found).cpu()
     return values.sum().reshape(1) if exact else values
-
-
-class _Inputs:
-    """Sees what goes into the linear layer: its largest squared norm."""
-
-    def __init__(self, layer: nn.Linear | None) -> None:
-        self.layer, self.longest = layer, 0.0
-
-    def __enter__(self) -> _Inputs:
-        layer = self.layer
-        self._handle = None if layer is None else layer.register_forward_pre_hook(self._see)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-    def _see(self, layer: nn.Module, inputs: Any) -> None:
-        constant = 0.0 if self.layer is None or self.layer.bias is None else 1.0
-        squares = inputs[0].detach().double().square().sum(-1)
-        self.longest = max(self.longest, float(squares.max()) + constant)
 
 
 def _only_linear(model: nn.Module) -> nn.Linear | None:

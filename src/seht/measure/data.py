@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
@@ -62,20 +63,19 @@ class Batches:
                 f"iterable of batches, not {type(data).__name__}"
             )
         self._kept: list[tuple[Any, int]] | None = None
-        self._once = isinstance(self._source, Iterator)
-        self._again = again
+        self._keep = again and reads_once(self._source)
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         """``(micro-batch, number of its examples)``, one after the other."""
-        if self._kept is not None:
-            yield from self._kept
-            return
-        keep: list[tuple[Any, int]] | None = [] if self._once and self._again else None
-        for item in self._cut():
-            if keep is not None:
-                keep.append(item)
-            yield item
-        self._kept = keep
+        if self._keep and self._kept is None:
+            self._kept = list(self._cut())
+        return self._cut() if self._kept is None else iter(self._kept)
+
+    def whole(self) -> Batches:
+        """The same without cuts."""
+        found = copy.copy(self)
+        found._size = None
+        return found
 
     @property
     def total(self) -> int | None:

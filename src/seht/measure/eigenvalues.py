@@ -10,10 +10,11 @@ within r of :math:`\lambda`. With few products to spend, one Krylov space serves
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from seht.errors import unknown
 from seht.extras import need
@@ -30,9 +31,6 @@ from seht.measure.objective import (
 )
 from seht.measure.progress import Reporter
 from seht.measure.results import Result
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 SOLVERS = ("arpack", "lanczos")
 _LOOK = 8
@@ -131,127 +129,113 @@ def eigenvalues(
             ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.
     """
-    check_search(largest, smallest, max_products, solver)
+    search = Search(largest, smallest, tol, max_products, solver)
     with measuring("eigenvalues", model, loss_fn, data, **options) as m:
-        return ends(m, largest, smallest, tol, max_products, solver, vectors)
+        return search(m, vectors)
 
 
-def check_search(largest: int, smallest: int, max_products: int, solver: str) -> None:
-    """Refuse what cannot be searched for, before anything is measured."""
-    check_count("largest", largest, 0, optional=False)
-    check_count("smallest", smallest, 0, optional=False)
-    check_count("max_products", max_products, optional=False)
-    if largest + smallest == 0:
-        raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
-    if solver not in SOLVERS:
-        raise ValueError(unknown("solver", solver, SOLVERS))
-    if solver == "arpack":
-        need("measure", "eigenvalues", "scipy")
+@dataclass(frozen=True)
+class Search:
+    """Which eigenvalues, how well and by what; refuses what cannot be searched for."""
 
+    largest: int
+    smallest: int
+    tol: float
+    most: int
+    """Products at each end."""
+    solver: str
 
-def ends(
-    m: Measurement, largest: int, smallest: int, tol: float, most: int, solver: str, vectors: bool
-) -> EigenvaluesResult:
-    """The ends of a measurement's spectrum."""
-    product = HessianProduct(m)
-    largest, smallest = min(largest, m.size), min(smallest, m.size)
-    start = unit_normal(torch.Size([m.size]), m.seed, 12)
-    rest = (start, largest, smallest, tol, most, m.tell)
-    if m.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
-        pairs, converged = _dense(product, largest, smallest, m.tell)
-    elif solver == "lanczos":
-        pairs, converged = both_ends(product, *rest)
-    else:
-        pairs, converged = _restarted(product, *rest)
-    top, low = (
-        sorted(
-            ((value, float((product(v) - value * v).norm()), v) for value, v in end),
-            key=lambda item: sign * item[0],
+    def __post_init__(self) -> None:
+        check_count("largest", self.largest, 0, optional=False)
+        check_count("smallest", self.smallest, 0, optional=False)
+        check_count("max_products", self.most, optional=False)
+        if self.largest + self.smallest == 0:
+            raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
+        if self.solver not in SOLVERS:
+            raise ValueError(unknown("solver", self.solver, SOLVERS))
+        if self.solver == "arpack":
+            need("measure", "eigenvalues", "scipy")
+
+    def __call__(self, m: Measurement, vectors: bool = False) -> EigenvaluesResult:
+        """The ends of a measurement's spectrum."""
+        product = HessianProduct(m)
+        largest, smallest = min(self.largest, m.size), min(self.smallest, m.size)
+        start = unit_normal(torch.Size([m.size]), m.seed, 12)
+        if m.size <= max(_DENSE, 2 * largest + 2, 2 * smallest + 2):
+            ends, converged = _dense(product, largest, smallest, m.tell)
+        elif self.solver == "lanczos":
+            rest = (largest, smallest, self.tol, self.most, m.tell)
+            ends, converged = both_ends(product, start, *rest)
+        else:
+            # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the size
+            # of the spectrum it is relative to that.
+            scale = float(lanczos(product, start, _LOOK)[0].abs().max())
+            top, whole = self._arpack(product, largest, "LA", scale, start, m.tell)
+            low, both = self._arpack(product, smallest, "SA", -scale, start, m.tell)
+            ends, converged = (top, low), whole and both
+        found = [
+            (value, float((product(v) - value * v).norm()), v) for end in ends for value, v in end
+        ]
+        upper = sorted(found[: len(ends[0])], key=lambda item: -item[0])
+        lower = sorted(found[len(ends[0]) :], key=lambda item: item[0])
+        return EigenvaluesResult(
+            largest=tuple(value for value, _, _ in upper),
+            smallest=tuple(value for value, _, _ in lower),
+            largest_residuals=tuple(residual for _, residual, _ in upper),
+            smallest_residuals=tuple(residual for _, residual, _ in lower),
+            converged=converged,
+            products=product.count,
+            samples=m.samples,
+            weights=m.size,
+            weight_norm=m.objective.weight_norm,
+            seconds=m.seconds,
+            curvature=m.objective.curvature,
+            differences=product.differences,
+            vectors=torch.stack([v for _, _, v in upper + lower]) if vectors and found else None,
         )
-        for sign, end in zip((-1, 1), pairs, strict=True)
-    )
-    rows = [v for _, _, v in top + low]
-    return EigenvaluesResult(
-        largest=tuple(value for value, _, _ in top),
-        smallest=tuple(value for value, _, _ in low),
-        largest_residuals=tuple(residual for _, residual, _ in top),
-        smallest_residuals=tuple(residual for _, residual, _ in low),
-        converged=converged,
-        products=product.count,
-        samples=m.samples,
-        weights=m.size,
-        weight_norm=m.objective.weight_norm,
-        seconds=m.seconds,
-        curvature=m.objective.curvature,
-        differences=product.differences,
-        vectors=torch.stack(rows) if vectors and rows else None,
-    )
+
+    def _arpack(
+        self,
+        product: HessianProduct,
+        count: int,
+        which: str,
+        shift: float,
+        start: Tensor,
+        tell: Reporter,
+    ) -> tuple[Pairs, bool]:
+        if count == 0:
+            return [], True
+        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+        def matvec(vector: Any) -> Any:
+            v = torch.from_numpy(vector.reshape(-1).copy())
+            found = product(v) + shift * v
+            tell(product.count)
+            return found.numpy()
+
+        size = product.size
+        operator = LinearOperator((size, size), matvec=matvec, dtype="float64")
+        basis = min(size - 1, max(2 * count + 1, 20))
+        limits = {"tol": self.tol, "maxiter": max(1, (self.most - basis) // (basis - count))}
+        converged = True
+        try:
+            values, columns = eigsh(
+                operator, k=count, which=which, v0=start.numpy(), ncv=basis, **limits
+            )
+        except ArpackNoConvergence as error:
+            values, columns, converged = error.eigenvalues, error.eigenvectors, False
+        vectors = [torch.from_numpy(columns[:, i].copy()) for i in range(len(values))]
+        return [(float(v) - shift, w) for v, w in zip(values, vectors, strict=True)], converged
 
 
 def _dense(
-    product: HessianProduct, largest: int, smallest: int, reporter: Reporter
+    product: HessianProduct, largest: int, smallest: int, tell: Reporter
 ) -> tuple[tuple[Pairs, Pairs], bool]:
     rows = []
     for i, unit in enumerate(torch.eye(product.size, dtype=torch.float64)):
         rows.append(product(unit))
-        reporter(i + 1, product.size)
+        tell(i + 1, product.size)
     matrix = torch.stack(rows)
     values, columns = torch.linalg.eigh((matrix + matrix.T) / 2)
     pairs = [(float(value), columns[:, i].clone()) for i, value in enumerate(values)]
     return (pairs[::-1][:largest], pairs[:smallest]), True
-
-
-def _restarted(
-    product: HessianProduct,
-    start: Tensor,
-    largest: int,
-    smallest: int,
-    tol: float,
-    most: int,
-    reporter: Reporter,
-) -> tuple[tuple[Pairs, Pairs], bool]:
-    """One run of ARPACK for each end."""
-    # ARPACK's tolerance is relative to the eigenvalue, and many are 0: shifted by the size of the
-    # spectrum it is relative to that.
-    scale = float(lanczos(product, start, _LOOK)[0].abs().max())
-    rest = (start, tol, most, reporter)
-    top, whole = _arpack(product, largest, "LA", scale, *rest)
-    low, both = _arpack(product, smallest, "SA", -scale, *rest)
-    return (top, low), whole and both
-
-
-def _arpack(
-    product: HessianProduct,
-    count: int,
-    which: str,
-    shift: float,
-    start: Tensor,
-    tol: float,
-    most: int,
-    reporter: Reporter,
-) -> tuple[Pairs, bool]:
-    if count == 0:
-        return [], True
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
-
-    def matvec(vector: Any) -> Any:
-        v = torch.from_numpy(vector.reshape(-1).copy())
-        found = product(v) + shift * v
-        reporter(product.count)
-        return found.numpy()
-
-    size = product.size
-    operator = LinearOperator((size, size), matvec=matvec, dtype="float64")
-    basis = min(size - 1, max(2 * count + 1, 20))
-    restarts = max(1, (most - basis) // (basis - count))
-    try:
-        values, columns = eigsh(
-            operator, k=count, which=which, v0=start.numpy(), tol=tol, ncv=basis, maxiter=restarts
-        )
-        converged = True
-    except ArpackNoConvergence as error:
-        values, columns, converged = error.eigenvalues, error.eigenvectors, False
-    pairs = [
-        (float(v) - shift, torch.from_numpy(columns[:, i].copy())) for i, v in enumerate(values)
-    ]
-    return pairs, converged

@@ -24,7 +24,6 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
     are put back by those who move them, from a copy of their own, before a Ctrl-C comes through: a
     second copy here would be felt beside a small batch.
     """
-    modes = [(module, module.training) for module in model.modules()]
     parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [
         (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
@@ -32,7 +31,12 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
         for name, buffer in module._buffers.items()
     ]
     try:
-        with own_randomness(), _full_precision(), torch.inference_mode(False):
+        with (
+            evaluating(model, wanted=False),
+            own_randomness(),
+            _full_precision(),
+            torch.inference_mode(False),
+        ):
             torch.manual_seed(mix(seed, 7) >> 1)
             yield
     finally:
@@ -44,6 +48,18 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
                 holder[name] = buffer
                 if buffer is not None and held is not None:
                     _restore(buffer, held)
+
+
+@contextmanager
+def evaluating(model: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """Evaluation mode for as long as the block runs, if that is ``wanted``."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, training in modes:
+            module.training = training and not wanted
+        yield
+    finally:
+        with uninterrupted():
             for module, training in modes:
                 module.training = training
 

@@ -15,7 +15,7 @@ from seht import probes
 from seht.distributed import ranks_of
 from seht.engines import Products
 from seht.errors import NonFiniteError
-from seht.functional import check_curvature
+from seht.functional import check_curvature, check_seed
 from seht.measure.data import Batches, cut
 from seht.measure.keep import untouched
 from seht.measure.progress import Report, Reporter
@@ -23,6 +23,7 @@ from seht.replay.buffers import BorrowedBuffers
 from seht.replay.weights import Weights, norm
 from seht.task import check_loss, split
 from seht.tensors.interrupts import uninterrupted
+from seht.tensors.random_state import own_randomness
 
 LossFn = Callable[[nn.Module, Any], Any]
 """``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""
@@ -162,10 +163,11 @@ class Measurement:
     """
 
     def __init__(
-        self, objective: Objective, batches: Batches, reporter: Reporter, seed: int
+        self, objective: Objective, batches: Batches, axis: int, reporter: Reporter, seed: int
     ) -> None:
-        self.objective, self.batches = objective, batches
+        self.objective, self.batches, self._axis = objective, batches, axis
         self.tell, self.seed = reporter, seed
+        self._seen = False
         self.tensors = objective.chosen.tensors
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
         """How many weights."""
@@ -176,6 +178,24 @@ class Measurement:
     def seconds(self) -> float:
         """Since the start."""
         return self.tell.seconds
+
+    def read(self) -> Iterator[tuple[Any, int]]:
+        """Every micro-batch and the number of its examples; the very first is checked."""
+        samples = 0
+        for batch, count in self.batches:
+            if not self._seen:
+                with own_randomness():
+                    self.objective.first_look(batch, count, self._axis)
+                self._seen = True
+            samples += count
+            yield batch, count
+        if not samples:
+            raise ValueError("data holds no example, so there is nothing to measure on")
+        self.samples = samples
+
+    def uncut(self) -> None:
+        """From now on batches are read whole."""
+        self.batches = self.batches.whole()
 
     def loss(self) -> float:
         """Not necessarily finite."""
@@ -213,14 +233,8 @@ class Measurement:
 
     def _mean(self, of: Callable[[Any], Any]) -> Any:
         torch.manual_seed(0)
-        total: Any = 0.0
-        samples = 0
-        for batch, count in self.batches:
-            total, samples = total + count * of(batch), samples + count
-        if not samples:
-            raise empty()
-        self.samples = samples
-        return total / samples
+        total = sum(count * of(batch) for batch, count in self.read())
+        return total / self.samples
 
 
 class HessianProduct:
@@ -290,26 +304,21 @@ def measuring(
     limit: int | None = None,
     seed: int = 0,
     progress: Report = None,
+    again: bool = True,
 ) -> Iterator[Measurement]:
-    """A checked measurement, for as long as the block runs; the model is left as it was."""
+    """A checked measurement, for as long as the block runs; the model is left as it was.
+
+    Data that can be read only once is kept if it is to be read ``again``.
+    """
+    check_seed(seed)
     reporter = Reporter(progress, what)
     objective = make_objective(model, loss_fn, params, curvature, boundary)
     axis = 0 if batch_dim is None else batch_dim
     batches = Batches(
-        data, size=micro_batch, axis=axis, limit=limit, device=objective.device, again=True
+        data, size=micro_batch, axis=axis, limit=limit, device=objective.device, again=again
     )
     try:
         with untouched(model, seed):
-            for batch, count in batches:
-                objective.first_look(batch, count, axis)
-                break
-            else:
-                raise empty()
-            yield Measurement(objective, batches, reporter, seed)
+            yield Measurement(objective, batches, axis, reporter, seed)
     finally:
         reporter.close()
-
-
-def empty() -> ValueError:
-    """What to say of data without an example."""
-    return ValueError("data holds no example, so there is nothing to measure on")

@@ -9,17 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
-from seht import probes as draw
 from seht.errors import unknown
-from seht.functional import check_seed
-from seht.measure.data import MICRO_BATCH, Batches, check_count, is_batch
-from seht.measure.keep import untouched
-from seht.measure.objective import LossFn, empty, make_objective
+from seht.measure.data import MICRO_BATCH, check_count, is_batch
+from seht.measure.objective import CurvatureOptions, LossFn, Measurement, measuring
 from seht.measure.probing import BatchTraces, Probing
-from seht.measure.progress import Report, Reporter
 from seht.measure.results import Layer, TraceResult
 from seht.measure.stats import Pooled, Visit, pool, sampling_error
+from seht.probes import mix
 
 METHODS = ("auto", "per-sample", "shared")
 _LEAST_DOF = 8
@@ -36,19 +34,10 @@ def read(
     probes: int | None = None,
     per_layer: bool = False,
     method: str = "auto",
-    seed: int = 0,
-    progress: Report = None,
-    params: draw.ParamSpec = None,
-    curvature: str = "hessian",
-    boundary: str | None = None,
-    micro_batch: int | None = None,
-    batch_dim: int | None = None,
-    limit: int | None = None,
+    **options: Unpack[CurvatureOptions],
 ) -> Readings:
-    """The readings that :func:`trace` is made from."""
-    if probes is not None:
-        check_count("probes", probes)
-    check_seed(seed)
+    """The readings that :func:`seht.measure.trace` is made from."""
+    check_count("probes", probes)
     if tol is not None:
         if not (isinstance(tol, (int, float)) and 0 < tol < math.inf):
             raise ValueError(f"tol must be a positive number, such as 0.02, not {tol!r}")
@@ -56,51 +45,26 @@ def read(
             raise ValueError("tol needs an error, and one replicate has none; leave probes=1 out")
     if method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
-    objective = make_objective(model, loss_fn, params, curvature, boundary)
-    axis = 0 if batch_dim is None else batch_dim
-
-    def cut(size: int | None) -> Batches:
-        again = tol is not None
-        return Batches(
-            data, size=size, axis=axis, limit=limit, device=objective.device, again=again
-        )
-
     # One batch is cut to save memory, but only where its examples have nothing to do with each
-    # other: `whole` is what to read if that turns out otherwise.
-    ours = is_batch(data) and micro_batch is None and method != "shared"
-    readings = Readings(
-        Probing(objective, method, batch_dim, per_layer),
-        cut(MICRO_BATCH if ours else micro_batch),
-        cut(None) if ours else None,
-        axis,
-        seed,
-        Reporter(progress, "trace"),
-    )
-    try:
-        with untouched(model, seed):
-            readings.read(2 if probes is None else probes)
-            if tol is not None:
-                readings.until(tol)
-    finally:
-        readings.reporter.close()
+    # other: it is read whole if that turns out otherwise.
+    ours = is_batch(data) and options.get("micro_batch") is None and method != "shared"
+    if ours:
+        options["micro_batch"] = MICRO_BATCH
+    with measuring("trace", model, loss_fn, data, again=tol is not None, **options) as m:
+        probing = Probing(m.objective, method, options.get("batch_dim"), per_layer)
+        readings = Readings(m, probing, ours)
+        readings.read(2 if probes is None else probes)
+        if tol is not None:
+            readings.until(tol)
     return readings
 
 
 class Readings:
-    """The readings of one measurement."""
+    """The readings of one measurement; ``ours`` says that it was us who cut the data."""
 
-    def __init__(
-        self,
-        probing: Probing,
-        batches: Batches,
-        whole: Batches | None,
-        axis: int,
-        seed: int,
-        reporter: Reporter,
-    ) -> None:
-        self.objective = probing.objective
-        self.probing, self.axis, self.seed = probing, axis, seed
-        self.batches, self.whole, self.reporter = batches, whole, reporter
+    def __init__(self, measurement: Measurement, probing: Probing, ours: bool) -> None:
+        self.measurement, self.probing, self._ours = measurement, probing, ours
+        self.objective = measurement.objective
         self.visits: list[Visit] = []
         self.readings = self.probes = self.samples = 0
         self.loss = 0.0
@@ -111,14 +75,14 @@ class Readings:
 
     def read(self, probes: int) -> None:
         """Read the data once, with so many replicates per micro-batch."""
-        total = self.batches.total
+        m = self.measurement
         samples, loss = 0, 0.0
-        for place, (batch, count) in enumerate(self.batches):
-            if not self.visits:
-                self.objective.first_look(batch, count, self.axis)
-            seed = draw.mix(self.seed, 11, self.readings, place)
+        for place, (batch, count) in enumerate(m.read()):
+            seed = mix(m.seed, 11, self.readings, place)
             part = self.probing(batch, count, probes, seed)
-            self._check(part, place)
+            self.objective.check_finite(part.loss, place)
+            if not part.values.isfinite().all():
+                self.objective.check_finite(math.nan, place)
             if self.first is None:
                 if self._cut_wrongly(part, count):
                     return self.read(probes)
@@ -127,13 +91,10 @@ class Readings:
             count = part.examples or count
             self.visits.append(Visit(self.readings, count, part.values))
             samples, loss = samples + count, loss + count * part.loss
-            if self.reporter.on:
+            if m.tell.on:
                 pooled = pool(self.visits)
-                self.reporter(
-                    place + 1, total, float(pooled.mean[0]), math.sqrt(float(pooled.variance[0]))
-                )
-        if not samples:
-            raise empty()
+                error = math.sqrt(float(pooled.variance[0]))
+                m.tell(place + 1, m.batches.total, float(pooled.mean[0]), error)
         self.readings, self.probes, self.samples = self.readings + 1, self.probes + probes, samples
         self.loss = loss / samples
 
@@ -153,15 +114,11 @@ class Readings:
 
     def _cut_wrongly(self, part: BatchTraces, count: int) -> bool:
         """Whether a batch that we cut has coupled examples, or has them along another axis."""
-        if self.whole is None or (part.examples in (None, count) and not self.probing.shared):
+        if not self._ours or (part.examples in (None, count) and not self.probing.shared):
             return False
-        self.batches, self.whole = self.whole, None
+        self.measurement.uncut()
+        self._ours = False
         return True
-
-    def _check(self, part: BatchTraces, place: int) -> None:
-        self.objective.check_finite(part.loss, place)
-        if not part.values.isfinite().all():
-            self.objective.check_finite(math.nan, place)
 
     def result(self) -> TraceResult:
         """Everything in one record."""
@@ -193,7 +150,7 @@ class Readings:
                 f"two steps of the difference disagree by some {error:.0%}: rounding, or a kink "
                 "that is not frozen; measure in float64, and run seht.check on the model"
             )
-        sampling = sampling_error(self.visits) if self.batches.partial else None
+        sampling = sampling_error(self.visits) if self.measurement.batches.partial else None
         return TraceResult(
             estimate=float(pooled.mean[0]),
             stderr=math.sqrt(float(pooled.variance[0])),
@@ -201,12 +158,12 @@ class Readings:
             samples=self.samples,
             layers=self._layers(pooled) if self.probing.per_layer else None,
             weight_norm=self.objective.weight_norm,
-            seconds=self.reporter.seconds,
+            seconds=self.measurement.seconds,
             curvature=self.objective.curvature,
             method="shared" if self.probing.shared else "per-sample",
             probes=self.probes,
             loss=self.loss,
-            partial=self.batches.partial,
+            partial=self.measurement.batches.partial,
             sampling_stderr=sampling,
             step_error=error,
             reached=self.reached,

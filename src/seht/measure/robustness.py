@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from seht.measure.data import check_count, reads_once
 from seht.measure.keep import unit_normal
@@ -23,9 +24,6 @@ from seht.measure.objective import LossFn, Measurement, Options, measuring
 from seht.measure.readings import read
 from seht.measure.results import Result
 from seht.measure.stats import mean_error
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 LAYER_BITS = 4
 

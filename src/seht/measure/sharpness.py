@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
 from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
@@ -27,9 +28,6 @@ from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Measurement, Options, measuring
 from seht.measure.results import Result
 from seht.measure.stats import mean_error
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)

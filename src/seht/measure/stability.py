@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from typing_extensions import Unpack
 
-from seht.measure.eigenvalues import EigenvaluesResult, check_search, ends
+from seht.measure.eigenvalues import EigenvaluesResult, Search
 from seht.measure.objective import LossFn, Options, measuring
 from seht.measure.results import Result
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,8 @@ class StabilityResult(Result):
                 f"{self.largest_rate:.3g}"
             )
         flow = f"linearised gradient flow is {self.verdict}"
+        if self.verdict == "unstable":
+            flow += "; no learning rate makes gradient descent settle here"
         return f"{here} (|g| = {self.gradient_norm:.3g}); {flow}; {limit}"
 
 
@@ -108,10 +108,10 @@ def stability(
     """
     if not equilibrium > 0:
         raise ValueError(f"equilibrium must be a positive number, not {equilibrium!r}")
-    check_search(largest, smallest, max_products, solver)
+    search = Search(largest, smallest, tol, max_products, solver)
     with measuring("stability", model, loss_fn, data, **options) as m:
         gradient = float(m.gradient().norm())
-        found = ends(m, largest, smallest, tol, max_products, solver, vectors=False)
+        found = search(m)
     pairs = [
         *zip(found.largest, found.largest_residuals, strict=True),
         *zip(found.smallest, found.smallest_residuals, strict=True),
@@ -121,6 +121,7 @@ def stability(
     scale = max((abs(value) for value, _ in flow), default=0.0)
     size = scale * found.weight_norm
     distance = gradient / size if size > 0 else (math.inf if gradient > 0 else 0.0)
+    rate, interval = _rate(found)
     return StabilityResult(
         verdict=_verdict(found, scale),
         equilibrium=distance <= equilibrium,
@@ -128,8 +129,8 @@ def stability(
         gradient_norm=gradient,
         jacobian=tuple(value for value, _ in flow),
         jacobian_errors=tuple(error for _, error in flow),
-        largest_rate=_rate(found)[0],
-        largest_rate_interval=_rate(found)[1],
+        largest_rate=rate,
+        largest_rate_interval=interval,
         samples=found.samples,
         weight_norm=found.weight_norm,
         seconds=found.seconds,

@@ -14,6 +14,7 @@ from seht.measure.bound import BoundResult, bound
 from seht.measure.data import MICRO_BATCH, Batches, is_batch, size_of
 from seht.measure.density import DensityResult, density
 from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
+from seht.measure.keep import evaluating
 from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.objective import LossFn
 from seht.measure.progress import Report
@@ -102,28 +103,16 @@ class Findings:
 
 def survey(subject: Subject, plan: SurveyPlan, progress: Report = None) -> Findings:
     """Measure one model, in evaluation mode; it is afterwards as it was."""
-    modes = [(module, module.training) for module in subject.model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
+    with evaluating(subject.model):
         return _survey(subject, plan, progress)
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
-    common: dict[str, Any] = {
-        "seed": plan.seed,
-        "progress": progress,
-        "batch_dim": subject.batch_dim,
-        "micro_batch": plan.micro_batch,
-    }
-
     def ask(part: str, function: Callable[..., Any], **options: Any) -> Any:
-        if part not in plan.parts:
+        if part not in plan.parts and function is not trace:
             return None
-        options = {**common, **options}
+        options |= {"seed": plan.seed, "progress": progress}
+        options |= {"batch_dim": subject.batch_dim, "micro_batch": plan.micro_batch}
         return function(subject.model, subject.loss_fn, subject.data, **options)
 
     few: dict[str, Any] = {"limit": plan.few}
@@ -134,10 +123,9 @@ def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
         ends = ask("eigenvalues", eigenvalues, largest=8, smallest=1, **few, **curvature)
     return Findings(
         name=subject.name,
-        trace=trace(
-            subject.model, subject.loss_fn, subject.data, tol=plan.tol,
-            probes=plan.probes or enough(subject, plan),
-            per_layer="layers" in plan.parts, limit=plan.samples, **common, **curvature,
+        trace=ask(
+            "trace", trace, tol=plan.tol, probes=plan.probes or enough(subject, plan),
+            limit=plan.samples, per_layer="layers" in plan.parts, **curvature,
         ),
         eigenvalues=ends,
         stability=steady,

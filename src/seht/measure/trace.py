@@ -8,16 +8,14 @@ independent replicates are drawn, whose spread gives the standard error *over pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from typing_extensions import Unpack
 
 from seht.measure.objective import CurvatureOptions, LossFn
 from seht.measure.readings import read
 from seht.measure.results import TraceResult
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def trace(

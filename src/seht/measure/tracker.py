@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from seht.measure.data import check_count, reads_once
+from seht.measure.keep import evaluating
 from seht.measure.objective import LossFn
 from seht.measure.results import TraceResult
 from seht.measure.trace import trace
@@ -139,15 +140,8 @@ class Tracker:
     def measure(self) -> TraceResult:
         """Measure and log now."""
         start = self._clock()
-        modes = [(module, module.training) for module in self.model.modules()]
-        try:
-            if self.mode == "eval":
-                for module, _ in modes:
-                    module.training = False
+        with evaluating(self.model, self.mode == "eval"):
             result = trace(self.model, self.loss_fn, self.data, **self._options)
-        finally:
-            for module, training in modes:
-                module.training = training
         entry = Tracked(self.steps, result)
         self.history.append(entry)
         if self._log is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from seht.lab.report.load import DONE, RunRecord
 from seht.lab.report.rows import MethodRow, ReportTable
-from seht.measure.page.drawing import Draw, Panel, colour, panel
+from seht.measure.page.drawing import Draw, Panel, band, colour, limits, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,12 +134,12 @@ def _lines(
             if found is None:
                 continue
             x = found.epoch if axis == "epoch" else [second / unit for second in found.seconds]
-            x, y, error = _same_length(x, found.mean, found.error)
+            length = min(map(len, (x, found.mean)))
+            x, y, error = x[:length], found.mean[:length], found.error[:length]
             if any(error):
-                low = [a - b for a, b in zip(y, error, strict=True)]
-                high = [a + b for a, b in zip(y, error, strict=True)]
-                band = axes.fill_between(x, low, high, color=colour(number), alpha=0.14, lw=0)
-                band.set_gid(f"band-{number}")
+                shade = band(axes, x, y, error, colour(number))
+                if shade is not None:
+                    shade.set_gid(f"band-{number}")
             marker = "o" if len(x) == 1 else None
             (line,) = axes.plot(x, y, color=colour(number), lw=1.6, marker=marker, ms=3.5)
             line.set_gid(f"line-{number}")
@@ -150,29 +150,19 @@ def _lines(
     return draw
 
 
-def _same_length(*columns: list[float]) -> tuple[list[float], ...]:
-    length = min(map(len, columns))
-    return tuple(column[:length] for column in columns)
-
-
 def _limits(axes: Axes, key: str, values: list[float]) -> None:
     """Leave the first epochs out of sight where they would flatten everything after them."""
     if key.endswith("top1"):
-        low, high = _quantile(values, 0.2), max(values)
+        low, high = limits(values, 0.2)[1], max(values)
         margin = 0.06 * (high - low) or 1.0
         axes.set_ylim(low - margin, min(100.0, high + margin) if high < 100 else 100.4)
         return
     positive = [v for v in values if v > 0]
     if positive and max(positive) > 8 * min(positive):
         axes.set_yscale("log")
-    top = _quantile(values, 0.98)
+    top = limits(values, 0.98)[1]
     low = min(positive or values)
     axes.set_ylim(low * 0.9 if low > 0 else None, top * 1.1 if top > 0 else None)
-
-
-def _quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _dots(table: ReportTable, x: dict[str, float], *, log: bool) -> Draw:

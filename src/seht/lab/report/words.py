@@ -11,6 +11,7 @@ from seht.lab import paper
 from seht.lab.report.columns import columns, trace_in_words
 from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
 from seht.lab.report.rows import BETTER, WORSE, ReportTable
+from seht.lab.values import to_text
 
 
 def title(table: ReportTable) -> str:
@@ -189,7 +190,7 @@ def written(value: Any) -> str:
     """A value as the command line takes it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return to_text(value)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -29,7 +29,8 @@ def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str
         ],
         rows=figures(found),
         groups=[(title, hint, panels) for title, hint, panels in groups(found) if panels],
-        glossary=_glossary(found),
+        measured=_measured(found),
+        rho=next((f.sharpness.rho for f in found if f.sharpness), 0.0),
         command=command,
         versions=versions,
     )
@@ -87,61 +88,7 @@ def _range(values: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _glossary(found: Sequence[Findings]) -> list[tuple[str, str]]:
-    rho = next((f.sharpness.rho for f in found if f.sharpness), 0.0)
-    words = [
-        (
-            "trace",
-            "trace",
-            "The sum of the curvatures of the mean loss over all directions in the probed weights. "
-            "± is one standard error over random probes for this data; the spread between examples "
-            "is not an error of this quantity.",
-        ),
-        (
-            "trace",
-            "|w|",
-            "The norm of the probed weights. With normalisation layers a trace can fall just "
-            "because the weights grow: compare both.",
-        ),
-        (
-            "layers",
-            "layers",
-            "The trace of each tensor's own block; they add up to the trace.",
-        ),
-        (
-            "eigenvalues",
-            "λ max, λ min",
-            "The largest and smallest eigenvalue. Gradient descent is stable along a direction "
-            "only below a learning rate of 2 / λ.",
-        ),
-        (
-            "density",
-            "density",
-            "Which share of the eigenvalues lies where, by stochastic Lanczos quadrature; the "
-            "shade is one standard error over random starts.",
-        ),
-        (
-            "landscape",
-            "landscape",
-            "The loss along random directions; a step of 1 moves each filter by its own norm, "
-            "so that models of different scale can be compared.",
-        ),
-        (
-            "sharpness",
-            "rise, random and adversarial",
-            f"By how much the loss rises when all weights together move by {rho:g}: on "
-            "average over random directions, and in the worst direction an ascent found.",
-        ),
-        (
-            "robustness",
-            "rise at so many bits, under noise",
-            "By how much the loss rises when weights are rounded (to nearest, a scale for each "
-            "output channel), or disturbed by Gaussian noise of a share of each tensor's root mean "
-            "square. By the trace: what a quadratic predicts, right for small noise on smooth "
-            "networks.",
-        ),
-    ]
+def _measured(found: Sequence[Findings]) -> set[str]:
+    """The parts that some model has."""
     measured = {part for f in found for part, result in vars(f).items() if result}
-    if any(f.trace.layers for f in found):
-        measured.add("layers")
-    return [(term, text) for part, term, text in words if part in measured]
+    return measured | ({"layers"} if any(f.trace.layers for f in found) else set())

@@ -101,6 +101,22 @@ def panel(
     return Panel(title, _inline(file.getvalue(), label or title, names, palette))
 
 
+def band(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    error: Sequence[float],
+    shade: str,
+    floor: float = -math.inf,
+) -> Any:
+    """The shade of one error around a line, if any is known; a logarithmic axis has a floor."""
+    if not any(map(math.isfinite, error)):
+        return None
+    pairs = list(zip(y, error, strict=True))
+    low, high = ([max(a + sign * b, floor) for a, b in pairs] for sign in (-1, 1))
+    return axes.fill_between(x, low, high, color=shade, alpha=0.16, lw=0)
+
+
 def limits(values: Sequence[float], cut: float = 1.0) -> tuple[float, float]:
     """Low and high of what is finite, the highest share left out."""
     finite = sorted(v for v in values if math.isfinite(v))

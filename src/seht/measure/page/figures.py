@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from seht.measure.page import drawing
-from seht.measure.page.drawing import FAINT, INK, Panel, limits, panel
+from seht.measure.page.drawing import FAINT, INK, Panel, band, limits, panel
 from seht.measure.robustness import LAYER_BITS
 from seht.measure.survey import Findings
 
@@ -19,8 +19,6 @@ LONGEST = 28
 """Characters of a name beside a drawing; the end of a layer's name says more than its start."""
 LAYERS = 40
 """So many bars are readable; with more, the largest are shown."""
-
-
 COLOURS = 10
 """Of the style sheet's palette."""
 
@@ -59,6 +57,11 @@ def groups(found: Sequence[Findings]) -> list[Group]:
             [*_noise(found), *_rounded(found)],
         ),
     ]
+
+
+def _known(found: Sequence[Findings], part: str) -> list[tuple[int, Any]]:
+    """Number and result of every model that has this part."""
+    return [(i, getattr(f, part)) for i, f in enumerate(found) if getattr(f, part) is not None]
 
 
 def _trace(found: Sequence[Findings]) -> list[Panel]:
@@ -122,8 +125,7 @@ def _bars(
 
 
 def _noise(found: Sequence[Findings]) -> list[Panel]:
-    known = [(i, f.robustness.noise) for i, f in enumerate(found) if f.robustness is not None]
-    known = [(i, noise) for i, noise in known if noise]
+    known = [(i, r.noise) for i, r in _known(found, "robustness") if r.noise]
     if not known:
         return []
 
@@ -143,7 +145,7 @@ def _noise(found: Sequence[Findings]) -> list[Panel]:
 
 
 def _ends(found: Sequence[Findings]) -> list[Panel]:
-    known = [(i, f.eigenvalues) for i, f in enumerate(found) if f.eigenvalues is not None]
+    known = _known(found, "eigenvalues")
     if not known:
         return []
 
@@ -170,7 +172,7 @@ def _ends(found: Sequence[Findings]) -> list[Panel]:
 
 
 def _density(found: Sequence[Findings]) -> list[Panel]:
-    known = [(i, f.density) for i, f in enumerate(found) if f.density is not None]
+    known = _known(found, "density")
     if not known:
         return []
     floor = min(1e-2 / (d.size * d.width) for _, d in known)
@@ -178,12 +180,8 @@ def _density(found: Sequence[Findings]) -> list[Panel]:
 
     def draw(axes: Axes) -> None:
         for i, d in known:
-            y = [max(v, floor / 10) for v in d.density]
-            axes.plot(d.grid, y, color=colour(i), lw=1.6)
-            if all(map(math.isfinite, d.stderr)):
-                low = [max(v - e, floor / 10) for v, e in zip(d.density, d.stderr, strict=True)]
-                high = [max(v + e, floor / 10) for v, e in zip(d.density, d.stderr, strict=True)]
-                axes.fill_between(d.grid, low, high, color=colour(i), alpha=0.16, lw=0)
+            axes.plot(d.grid, [max(v, floor / 10) for v in d.density], color=colour(i), lw=1.6)
+            band(axes, d.grid, d.density, d.stderr, colour(i), floor / 10)
         axes.set_yscale("log")
         axes.set_ylim(floor, 2 * top)
 
@@ -191,22 +189,18 @@ def _density(found: Sequence[Findings]) -> list[Panel]:
 
 
 def _slices(found: Sequence[Findings]) -> list[Panel]:
-    known = [(i, f.landscape) for i, f in enumerate(found) if f.landscape is not None]
+    known = _known(found, "landscape")
     if not known:
         return []
 
     def draw(axes: Axes) -> None:
         seen: list[float] = []
         for i, s in known:
-            mean, error = s.mean, s.stderr
-            axes.plot(s.steps, mean, color=colour(i), lw=1.6)
-            if all(map(math.isfinite, error)) and all(map(math.isfinite, mean)):
-                low = [a - b for a, b in zip(mean, error, strict=True)]
-                high = [a + b for a, b in zip(mean, error, strict=True)]
-                axes.fill_between(s.steps, low, high, color=colour(i), alpha=0.16, lw=0)
-            seen += [v for v in mean if math.isfinite(v)]
-        low_, high_ = limits(seen)
-        if low_ > 0 and high_ > 30 * low_:
+            axes.plot(s.steps, s.mean, color=colour(i), lw=1.6)
+            band(axes, s.steps, s.mean, s.stderr, colour(i))
+            seen += [v for v in s.mean if math.isfinite(v)]
+        low, high = limits(seen)
+        if low > 0 and high > 30 * low:
             axes.set_yscale("log")
 
     return [panel("Loss along random directions", draw, x="relative step")]

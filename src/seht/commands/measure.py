@@ -23,7 +23,7 @@ from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.targets import call_target, find_target
 from seht.errors import UsageError
 from seht.measure import page
-from seht.measure.data import is_batch, reads_once
+from seht.measure.data import is_batch, kept
 from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey
 from seht.measure.table import terminal
 
@@ -146,8 +146,7 @@ def _subject(name: str, made: Any, data: Any, loss_fn: Any) -> Subject:
         raise TypeError(
             f"{name} must return a torch.nn.Module or (model, loss_fn), not {type(made).__name__}"
         )
-    if reads_once(data):
-        data = list(data)  # several measurements read it
+    data = kept(data)  # several measurements read it
     if not is_batch(data) and not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
         raise TypeError(
             "the data's function must return a batch, a data set or an iterable of batches, "

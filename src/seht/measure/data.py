@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
@@ -158,6 +159,11 @@ def cut(batch: Any, axis: int, count: int, start: int, stop: int) -> Any:
 def reads_once(data: Any) -> bool:
     """Whether the data is an iterator, gone after one reading."""
     return hasattr(data, "__next__")
+
+
+def kept(data: Any) -> Any:
+    """The data as something that can be read again; a list of tensors would be one batch."""
+    return deque(data) if reads_once(data) else data
 
 
 def check_count(name: str, value: object, least: int = 1, optional: bool = True) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.measure.data import check_count, reads_once
+from seht.measure.data import check_count, kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Measurement, Options, measuring
@@ -111,8 +111,7 @@ def robustness(
         if not (isinstance(share, (int, float)) and math.isfinite(share) and share > 0):
             raise ValueError(f"noise must be positive shares, such as 0.03, not {share!r}")
     check_count("draws", draws, optional=False)
-    if reads_once(data):
-        data = list(data)  # the trace reads it again
+    data = kept(data)  # the trace reads it again
     with measuring("robustness", model, loss_fn, data, **options) as m:
         loss = m.loss()
         rounding = {count: m.loss_at(to_levels(m.tensors, count)) - loss for count in bits}

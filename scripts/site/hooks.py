@@ -47,7 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for found in _outside(waiting.pop(), files):
             uri = _uri(found)
             if files.get_file_from_path(uri) is None:
-                _add(files, config, uri, found.read_bytes(), InclusionLevel.NOT_IN_NAV)
+                content = _listing(found) if found.is_dir() else found.read_bytes()
+                _add(files, config, uri, content, InclusionLevel.NOT_IN_NAV)
                 if uri.endswith(".md"):
                     waiting.append(uri)
     return files
@@ -100,7 +101,14 @@ def _resolve(uri: str, target: str) -> Path | None:
     path = Path(os.path.normpath(_home(uri).parent / target))
     if path.is_dir():
         path = next((path / name for name in _INDEX if (path / name).is_file()), path)
-    return path if path.is_file() and path.is_relative_to(ROOT) else None
+    return path if path.exists() and path.is_relative_to(ROOT) else None
+
+
+def _listing(folder: Path) -> str:
+    """A page for a folder that has none of its own."""
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    inside = folder.relative_to(ROOT).as_posix()
+    return "\n".join([f"# `{inside}`", "", *(f"- `{name}`" for name in names)]) + "\n"
 
 
 def _uri(path: Path) -> str:
@@ -112,5 +120,7 @@ def _uri(path: Path) -> str:
         return ELSEWHERE[inside]
     if inside.startswith("notebooks/"):
         return f"{inside.removesuffix('.ipynb')}.md"
+    if path.is_dir():
+        return f"repository/{inside}/index.md"
     shown = path.suffix in (".md", ".svg", ".png")
     return f"repository/{inside}" + ("" if shown else ".txt")

@@ -17,7 +17,7 @@ ORDER = (
     *("errors", "extras"),
     *("tensors", "guards", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
-    *("strength", "functional", "penalty", "check", "measure", "doctor", "integrations"),
+    *("strength", "account", "functional", "penalty", "check", "measure", "doctor", "integrations"),
     *("__init__", "commands", "lab", "cli", "__main__"),
 )
 """The parts of the package, lowest first. ``__init__`` gathers the public names."""

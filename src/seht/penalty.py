@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, functional, probes
+from seht.account import Account
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import engine_options, make_engine
 from seht.errors import unknown
 from seht.estimators import Estimator
-from seht.guards import Guard, Unmet, warn
-from seht.record import StepRecord, check_finite_loss, raise_nonfinite
+from seht.guards import Guard
+from seht.record import StepRecord
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.closures import Guarded
 from seht.replay.reentry import alone
@@ -32,9 +33,6 @@ from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import deliver, interruptible, uninterrupted
 from seht.tensors.random_state import RandomState
 from seht.tensors.undo import Undo, gathered, kept_gradients
-
-_OWN = ("_calls", "_last", "_plain_loss", "_lean_loss", "_warned_nonfinite")
-"""What a call may assign to; not the seed, on which the ranks of a run agree once for all."""
 
 
 class HessianTrace:
@@ -158,16 +156,10 @@ class HessianTrace:
         self.limit = limit
         self.on_nonfinite = on_nonfinite
         self.seed = functional.check_seed(seed)
-        self.guard = Guard()
-        self._unmet = Unmet()
+        self._account = Account(on_nonfinite)
         self._engine = make_engine(engine, of_engine)
         functional.check_pair(self._engine, self.estimator)
         self._ranks = ranks_of(model)
-        self._calls = 0
-        self._last: StepRecord | None = None
-        self._plain_loss: Tensor | None = None
-        self._lean_loss: Tensor | None = None
-        self._warned_nonfinite = False
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
 
     # --- the two forms ------------------------------------------------------------------------
@@ -212,8 +204,9 @@ class HessianTrace:
                 closure, on, undo, lean=True, scaler=scaler, held_out=held_out
             )
             total, aux, has_aux = split(output)
-            loss = self._lean_loss if self._lean_loss is not None else total.detach()
-            self._lean_loss = None
+            kept = self._account.lean_loss
+            loss = total.detach() if kept is None else kept
+            self._account.lean_loss = None
             if commit is not None:
                 deliver()
             total = self._ranks.told(total)
@@ -229,16 +222,8 @@ class HessianTrace:
     @contextmanager
     def _whole(self) -> Iterator[Undo]:
         """Around a call: if it fails or is interrupted, nothing of it is left."""
-        kept = {name: getattr(self, name) for name in _OWN}
-        guard, unmet = dict(vars(self.guard)), self._unmet.state()
-
-        def back() -> None:
-            self.__dict__.update(kept)
-            self.guard.__dict__.update(guard)
-            self._unmet.load_state(unmet)
-
         with uninterrupted(), Undo() as undo:
-            undo.add(back)
+            undo.add(self._account.back())
             undo.add(self._engine.back())
             undo.add(self._strength.back())
             yield undo
@@ -260,15 +245,15 @@ class HessianTrace:
         if not torch.is_grad_enabled():
             with interruptible():
                 return closure(), None
-        self._lean_loss = None
+        self._account.lean_loss = None
         ranks = self._ranks = ranks_of(self.model, self._ranks)
         ranks.settle(self._engine.name, self.estimator, lean=lean, elsewhere=on is not None)
-        step, call = divmod(self._calls, self.accumulate)
+        step, call = divmod(self._account.calls, self.accumulate)
         dose = self._strength.dose(self.model, step, call, closure, held_out)
         task = None
         among = ranks.call(lean=lean)
         if dose.penalised:
-            self.seed = ranks.seed(self.seed, self._calls)
+            self.seed = ranks.seed(self.seed, self._account.calls)
             task = functional.make_task(
                 self.model,
                 among.checked(closure if on is None else on),
@@ -303,7 +288,7 @@ class HessianTrace:
                 _, aux, has_aux = split(estimate.output)
                 output = (total, aux) if has_aux else total
             output = among.finish(output)
-        self._calls += 1
+        self._account.calls += 1
         return output, commit
 
     def _elsewhere(self, task: Task, closure: Closure) -> Estimate:
@@ -348,16 +333,17 @@ class HessianTrace:
     @property
     def step(self) -> int:
         """The number of the step that the next call belongs to."""
-        return self._calls // self.accumulate
+        return self._account.calls // self.accumulate
 
     @property
     def last(self) -> StepRecord | None:
         """What the last call did; ``None`` before the first."""
-        if self._last is not None and self._plain_loss is not None:
-            # With weight 0 the loss is not looked at until somebody asks.
-            values = {**vars(self._last), "loss": float(self._plain_loss)}
-            self._last, self._plain_loss = StepRecord(**values), None
-        return self._last
+        return self._account.last
+
+    @property
+    def guard(self) -> Guard:
+        """Running means over the penalised steps."""
+        return self._account.guard
 
     # --- plain and penalised steps ------------------------------------------------------------
 
@@ -377,62 +363,19 @@ class HessianTrace:
                 output = closure()
         loss = split(output)[0]
         if look:
-            check_loss(loss)
-            value = self._ranks.noted(loss).item()
-            check_finite_loss(value)
-            self._last, self._plain_loss = StepRecord(step, value), None
+            self._account.plain(step, self._ranks.noted(check_loss(loss)).item())
         else:
-            self._last = StepRecord(step, math.nan)
-            one = isinstance(loss, Tensor) and loss.numel() == 1
-            self._plain_loss = loss.detach() if one else None
+            self._account.unseen(step, loss)
         return output
 
     def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
         """Look at the estimate, note it, and return the penalised loss."""
-        factor = task.coefficient(estimate.loss, estimate.trace)
-        seen = [estimate.loss, estimate.trace, factor]
-        # The one look at values on the host in a step, but for the rare checks of its engine.
-        loss, trace, used = torch.stack([v.detach().double() for v in seen]).tolist()
-        self._ranks.check_finite(loss, trace, step, raising=self.on_nonfinite == "raise")
-        check_finite_loss(loss)
-        penalty, total = 0.0, estimate.total
-        if math.isfinite(trace):
-            penalty = used * trace
-            if total is None:
-                total = estimate.loss + used * estimate.trace
-            self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=task.weight)
+        total, record = self._account.charge(task, estimate, step, self._ranks)
+        if record.trace is not None and math.isfinite(record.trace):
             precision = self._engine.precision
             self._strength.look(dose, step, task, estimate, precision, self._ranks)
-            self._strength.weight.charged(trace)
-        else:
-            if self.on_nonfinite == "raise":
-                raise_nonfinite(step, trace)
-            if not self._warned_nonfinite:
-                self._warned_nonfinite = True
-                warn(
-                    f"seht: the trace estimate is {trace} at step {step}; the penalty is left out "
-                    "on such steps (on_nonfinite='skip')"
-                )
-            total = estimate.loss if total is None else total
-        error = estimate.error
-        if estimate.learn is not None:
-            error = estimate.learn()
-        self._unmet.look(task.weights, estimate.unused, task.count, type(self.model).__name__)
-        self._plain_loss = None
-        self._lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own
-        self._last = StepRecord(
-            step=step,
-            loss=loss,
-            trace=trace,
-            penalty=penalty,
-            weight=task.weight,
-            layers=tuple(task.weights),
-            engine=self._engine.name,
-            seed=task.seed,
-            error=error,
-            unused=estimate.unused,
-            shared=estimate.shared,
-        )
+            self._strength.weight.charged(record.trace)
+        self._account.note(record, task, estimate, self._engine.name)
         return total
 
     # --- state --------------------------------------------------------------------------------
@@ -440,12 +383,10 @@ class HessianTrace:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to draw the same probes and keep its guard rails."""
         return {
-            "calls": self._calls,
+            **self._account.state(),
             "seed": self.seed,
-            "guard": self.guard.state(),
             "engine": self._engine.state(),
             "strength": self._strength.state(),
-            "warned_nonfinite": self._warned_nonfinite,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -455,8 +396,8 @@ class HessianTrace:
             raise ValueError(
                 f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"
             )
-        check_count("calls", state["calls"], 0)
-        seed, guard = functional.check_seed(state["seed"]), Guard(**state["guard"])
+        seed, account = functional.check_seed(state["seed"]), Account(self.on_nonfinite)
+        account.load_state(state)
         if "strength" in state:  # a weight that is given has nothing to remember
             ranks = ranks_of(self.model, self._ranks)
             self._strength.load_state(state["strength"], self.model, ranks)
@@ -466,17 +407,10 @@ class HessianTrace:
                 f"{self._strength.weight.kind} one; make it with the weight= of the run that was "
                 "saved"
             )
-        self._calls, self.seed, self.guard = state["calls"], seed, guard
+        self.seed, self._account = seed, account
         self._ranks.reset()
-        self._warned_nonfinite = bool(state.get("warned_nonfinite", False))
         if state.get("engine"):
             self._engine.load_state(state["engine"])
-        self._last = self._plain_loss = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the record as numbers, never a tensor of the last graph."""
-        self.last  # noqa: B018
-        return {**self.__dict__, "_lean_loss": None}
 
     def __repr__(self) -> str:
         """The settings that matter."""

@@ -139,10 +139,10 @@ class Everything(Surroundings):
         super().__init__(model, penalty)
         engine = penalty._engine
         self.kept = {
-            "record": penalty._last,
-            "calls": penalty._calls,
-            "lean": penalty._lean_loss,
-            "unmet": penalty._unmet.state(),
+            "record": penalty._account._last,
+            "calls": penalty._account.calls,
+            "lean": penalty._account.lean_loss,
+            "unmet": penalty._account._unmet.state(),
             "engine": copy.deepcopy(engine.state()),
             "lent": dict(buffers._lent),
             "process": {name: read() for name, read in process.CHANGES.items()},

@@ -1,0 +1,137 @@
+"""What the calls of a penalty have come to: how many there were, the last one, the guard rails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from seht.guards import Guard, Unmet, warn
+from seht.record import StepRecord, check_finite_loss, raise_nonfinite
+from seht.strength.schedule import check_count
+from seht.task import Estimate, Task
+
+
+class Checking(Protocol):
+    """The processes that train the model, as far as they are asked here."""
+
+    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
+        """Raise here what another rank is about to raise."""
+
+
+class Account:
+    """One step after the other; a step that fails is taken back."""
+
+    def __init__(self, on_nonfinite: str) -> None:
+        self._raising = on_nonfinite == "raise"
+        self.calls = 0
+        self.guard = Guard()
+        self.lean_loss: Tensor | None = None
+        """What the lean form returns after a penalised step."""
+        self._unmet = Unmet()
+        self._last: StepRecord | None = None
+        self._plain_loss: Tensor | None = None
+        """With a weight of 0 the loss is not looked at until somebody asks."""
+        self._warned = False
+
+    @property
+    def last(self) -> StepRecord | None:
+        """What the last call did; ``None`` before the first."""
+        if self._last is not None and self._plain_loss is not None:
+            self._last = replace(self._last, loss=float(self._plain_loss))
+            self._plain_loss = None
+        return self._last
+
+    def back(self) -> Callable[[], None]:
+        """The way back to what is known now."""
+        known, guard, unmet = dict(vars(self)), dict(vars(self.guard)), self._unmet.state()
+
+        def back() -> None:
+            self.__dict__.update(known)
+            self.guard.__dict__.update(guard)
+            self._unmet.load_state(unmet)
+
+        return back
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def plain(self, step: int, loss: float) -> None:
+        """A plain step of a training that is penalised in others."""
+        check_finite_loss(loss)
+        self._last, self._plain_loss = StepRecord(step, loss), None
+
+    def unseen(self, step: int, loss: Any) -> None:
+        """A step of a training without a penalty: its loss is not even read."""
+        self._last = StepRecord(step, math.nan)
+        one = isinstance(loss, Tensor) and loss.numel() == 1
+        self._plain_loss = loss.detach() if one else None
+
+    def charge(
+        self, task: Task, estimate: Estimate, step: int, ranks: Checking
+    ) -> tuple[Tensor, StepRecord]:
+        """The penalised loss of a step, and its record as far as it is known now."""
+        factor = task.coefficient(estimate.loss, estimate.trace)
+        seen = [estimate.loss, estimate.trace, factor]
+        # The one look at values on the host in a step, but for the rare checks of its engine.
+        loss, trace, used = torch.stack([v.detach().double() for v in seen]).tolist()
+        ranks.check_finite(loss, trace, step, raising=self._raising)
+        check_finite_loss(loss)
+        penalty, total = 0.0, estimate.total
+        if math.isfinite(trace):
+            penalty = used * trace
+            if total is None:
+                total = estimate.loss + used * estimate.trace
+            self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=task.weight)
+        elif self._raising:
+            raise_nonfinite(step, trace)
+        else:
+            total = estimate.loss if total is None else total
+            if not self._warned:
+                self._warned = True
+                warn(
+                    f"seht: the trace estimate is {trace} at step {step}; the penalty is left out "
+                    "on such steps (on_nonfinite='skip')"
+                )
+        record = StepRecord(step, loss, trace, penalty, task.weight, tuple(task.weights))
+        return total, record
+
+    def note(self, record: StepRecord, task: Task, estimate: Estimate, engine: str) -> None:
+        """The estimate is wanted: what it taught, and what it was."""
+        error = estimate.error if estimate.learn is None else estimate.learn()
+        self._unmet.look(task.weights, estimate.unused, task.count, type(task.model).__name__)
+        self._plain_loss = None
+        self.lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own
+        self._last = replace(
+            record,
+            engine=engine,
+            seed=task.seed,
+            error=error,
+            unused=estimate.unused,
+            shared=estimate.shared,
+        )
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Numbers that a resumed run goes on with."""
+        return {
+            "calls": self.calls,
+            "guard": self.guard.state(),
+            "warned_nonfinite": self._warned,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned; the last record is not among it."""
+        check_count("calls", state["calls"], 0)
+        self.guard, self.calls = Guard(**state["guard"]), state["calls"]
+        self._warned = bool(state.get("warned_nonfinite", False))
+        self._last = self._plain_loss = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles carry the record as numbers, never a tensor of the last graph."""
+        self.last  # noqa: B018
+        return {**self.__dict__, "lean_loss": None}

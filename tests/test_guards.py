@@ -224,3 +224,55 @@ def test_few_layers_are_judged_when_all_have_been_drawn():
     assert len(heard(seht.HessianTrace(model, **options), closure_of(other), 20)) == 1
     half = nn.ModuleList([network(), network()])  # one of them is used
     assert not heard(seht.HessianTrace(half, **options), closure_of(half[0]), 20)
+
+
+# --- too little to do anything ----------------------------------------------------------------
+
+
+def test_a_penalty_that_does_nothing_is_said_once_with_the_fix():
+    model = network(norm=False)
+    penalty = seht.HessianTrace(model, weight=1e-9, curvature="ggn", ramp=30)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(140):
+            penalty(closure_of(model))
+    said = [str(w.message) for w in caught]
+    assert len(said) == 1 and "too little" in said[0]
+    for word in ("1e-09", "share=4", "weight='tuned'"):
+        assert word in said[0]
+    heir = seht.HessianTrace(model, weight=1e-9, curvature="ggn", ramp=30)
+    heir.load_state_dict(penalty.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heir(closure_of(model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": lambda step: 1e-9},  # it may grow yet
+        {"weight": 1e-9, "ramp": 1000},
+        {"weight": 0.0},
+        {"weight": 1e-3},
+    ],
+)
+def test_nothing_is_said_of_a_penalty_that_may_do_something(options):
+    model = network(norm=False)
+    penalty = seht.HessianTrace(model, curvature="ggn", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(120):
+            penalty(closure_of(model))
+
+
+@pytest.mark.parametrize("share, said", [(0.03, "too little"), (8.0, "all there is")])
+def test_shares_that_no_trial_supports(share, said):
+    with pytest.warns(seht.PenaltyWarning, match=said):
+        seht.HessianTrace(network(), share=share)
+    if share > 1:
+        with pytest.warns(seht.PenaltyWarning, match="most=8"):
+            seht.HessianTrace(network(), weight=seht.Tuning(most=share))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seht.HessianTrace(network(), share=4)
+        seht.HessianTrace(network(), weight="tuned")

@@ -71,9 +71,11 @@ class Account:
         self._plain_loss = loss.detach() if one else None
 
     def charge(
-        self, task: Task, estimate: Estimate, step: int, ranks: Checking
+        self, task: Task, estimate: Estimate, step: int, ranks: Checking, *, steady: bool
     ) -> tuple[Tensor, StepRecord]:
-        """The penalised loss of a step, and its record as far as it is known now."""
+        """The penalised loss of a step, and its record as far as it is known now; a ``steady``
+        weight will not grow any more.
+        """
         factor = task.coefficient(estimate.loss, estimate.trace)
         seen = [estimate.loss, estimate.trace, factor]
         # The one look at values on the host in a step, but for the rare checks of its engine.
@@ -85,7 +87,9 @@ class Account:
             penalty = used * trace
             if total is None:
                 total = estimate.loss + used * estimate.trace
-            self.guard.update(loss=loss, trace=trace, penalty=penalty, weight=task.weight)
+            self.guard.update(
+                loss=loss, trace=trace, penalty=penalty, weight=task.weight, steady=steady
+            )
         elif self._raising:
             raise_nonfinite(step, trace)
         else:

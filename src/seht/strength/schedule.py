@@ -62,6 +62,10 @@ class Schedule:
         grown = min(1.0, (since + 1) / ramp) if ramp else 1.0
         return base * grown * self.every
 
+    def grown(self, step: int) -> bool:
+        """Whether the ramp is over."""
+        return step + 1 >= self.plain_steps + self._steps("ramp")
+
     def due(self, step: int) -> bool:
         """Whether a step is one of the penalised."""
         return self.weight(1.0, step) > 0

@@ -37,6 +37,8 @@ class Dose:
     """The largest trace that is charged in full."""
     look: frozenset[str]
     """Whose gradients to look at."""
+    steady: bool
+    """Whether the weight will not grow any more."""
     held_out: Closure | None = None
 
     @property
@@ -97,7 +99,8 @@ class Strength:
             chosen = source.closure(model) if isinstance(source, held.HeldOutBatches) else source
         calm = self.weight.calm
         most = None if calm is None else calm.most
-        return Dose(self.schedule.weight(base, step), base, most, look, chosen)
+        steady = self.weight.steady and self.schedule.grown(step)
+        return Dose(self.schedule.weight(base, step), base, most, look, steady, chosen)
 
     def _refuse_held_out(self) -> None:
         if not self.tuned:

@@ -249,7 +249,8 @@ class HessianTrace:
         ranks = self._ranks = ranks_of(self.model, self._ranks)
         ranks.settle(self._engine.name, self.estimator, lean=lean, elsewhere=on is not None)
         step, call = divmod(self._account.calls, self.accumulate)
-        dose = self._strength.dose(self.model, step, call, closure, held_out)
+        last = call == self.accumulate - 1  # one weight for all calls of a step
+        dose = self._strength.dose(self.model, step, closure, held_out, last=last)
         task = None
         among = ranks.call(lean=lean)
         if dose.penalised:

@@ -237,7 +237,7 @@ def test_other_words_for_a_weight_are_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": 0.0}, {"start": 9.0}, {"interval": 0}, {"travel": float("nan")}]
+    "options", [{"start": 0.0}, {"home": 9.0}, {"interval": 0}, {"travel": float("nan")}]
 )
 def test_bad_tunings(options):
     with pytest.raises(ValueError):

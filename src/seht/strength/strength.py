@@ -73,9 +73,11 @@ class Strength:
         return isinstance(self.weight, TunedWeight)
 
     def dose(
-        self, model: nn.Module, step: int, call: int, closure: Closure, given: Any = None
+        self, model: nn.Module, step: int, closure: Closure, given: Any = None, *, last: bool
     ) -> Dose:
-        """What the next call is to do; what cannot be right about ``held_out`` is refused."""
+        """What the next call, or the ``last`` of its step, is to do; what cannot be right about
+        ``held_out`` is refused.
+        """
         if given is not None:
             self._refuse_held_out()
             if given is closure:
@@ -87,7 +89,7 @@ class Strength:
         due = self.schedule.due(step)
         if due:
             self.weight.overrun(step, self.schedule)
-        look = self.weight.looks(step, self.schedule) if due and call == 0 else frozenset()
+        look = self.weight.looks(step, self.schedule) if due and last else frozenset()
         chosen = None
         if HELD_OUT in look:
             source = self._held_out if given is None else held.source(given)

@@ -9,6 +9,8 @@ What trials added to that:
 
 - one cosine is mostly noise (mean 0.03, standard deviation 0.12, with 60 held-out examples), so
   that a run has to begin near the right order of magnitude: at a *share* of the loss's gradient;
+- for the same reason a start a hundred times too small was still forty times too small at the end:
+  one that is far off is led *home*, to the share that trials support, over the first looks;
 - the weight may not pass a multiple of that: the cosine does not see what the noise of single
   steps does, and without a bound it ran away on clean data (the gradient *after* the step sees it,
   but not what a smaller trace is good for later, and let the weight fall where it was needed);
@@ -31,6 +33,8 @@ _STEPS = 6
 """A long one each sixth step: a look costs some 1.65 plain steps, 0.28 of one on average."""
 _FEW = 100
 """With fewer looks each would have to move too far: the weight then moves less in all."""
+_LEAD = 25
+"""Looks over which a start is led home."""
 _UNKNOWN = 0.05
 """The rate where nobody knows how long the training is."""
 
@@ -50,12 +54,13 @@ class Tuning:
 
     Args:
         start: the share that the weight begins with: the penalty's averaged gradient over the
-            loss's own.
+            loss's own; one above ``most`` is cut.
         most: the share that it may not pass.
         least: the share below which it does not fall.
         travel: how far log(weight) could go if every look of the training said the same.
         interval: looks at the held-out data each so many penalised steps; by default as often as a
             sixth of all steps allows, and more often in a training too short for 150 of those.
+        home: the share that another start is led to over the first 25 looks, beside what they say.
     """
 
     start: float = 3.0
@@ -63,18 +68,19 @@ class Tuning:
     least: float = 1e-3
     travel: float = 20.0
     interval: int | None = None
+    home: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("start", "most", "least", "travel"):
+        for name in ("start", "most", "least", "travel", "home"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name} must be a number, not {value!r}")
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, not {value!r}")
-        if not self.least <= self.start <= self.most:
+        if not self.least <= self.home <= self.most:
             raise ValueError(
-                f"a tuned weight needs least <= start <= most, not {self.least:g}, "
-                f"{self.start:g}, {self.most:g}"
+                f"a tuned weight needs least <= home <= most, not {self.least:g}, "
+                f"{self.home:g}, {self.most:g}"
             )
         if self.interval is not None and (
             isinstance(self.interval, bool)
@@ -100,7 +106,9 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a tuned weight is: the logarithm of the share, and Adam's moments of the cosine."""
+    """Where a tuned weight is: the logarithm of the share, when it was led home, and Adam's moments
+    of the cosine.
+    """
 
     log_share: float
     looks: int = 0
@@ -115,9 +123,17 @@ class Position:
         size = math.sqrt(second / (1 - _SECOND**looks))
         step = rate * first / (1 - _FIRST**looks) / size if size > 0 else 0.0
         step *= 1 if step > 0 else _FALLING
-        low, high = math.log(tuning.least), math.log(tuning.most)
-        return Position(min(max(self.log_share + step, low), high), looks, first, second)
+        return Position(_bounded(self.log_share + step, tuning), looks, first, second)
+
+    def share(self, tuning: Tuning) -> float:
+        """The share now."""
+        away = math.log(tuning.start / tuning.home) * max(0.0, 1 - self.looks / _LEAD)
+        return math.exp(_bounded(self.log_share + away, tuning))
 
     def state(self) -> dict[str, float]:
         """Plain numbers."""
         return asdict(self)
+
+
+def _bounded(log_share: float, tuning: Tuning) -> float:
+    return min(max(log_share, math.log(tuning.least)), math.log(tuning.most))

@@ -166,7 +166,6 @@ class ShareWeight(Weight):
             raise TypeError(f"share must be a number such as 3.0, not {share!r}")
         if not (math.isfinite(share) and share > 0):
             raise ValueError(f"share must be positive and finite, not {share!r}")
-        _warn_of_share("share", share)
         self._share, self._follow = float(share), follow
         self.calm = Calm()
         self._count = 0
@@ -225,9 +224,8 @@ class TunedWeight(ShareWeight):
 
     def __init__(self, tuning: Tuning) -> None:
         super().__init__(tuning.start)
-        _warn_of_share("most", tuning.most)
         self._tuning = tuning
-        self._position = Position(math.log(tuning.start))
+        self._position = Position(math.log(tuning.home))
         self._points: tuple[tuple[float, float], ...] = ()
         self._beyond = False
 
@@ -235,7 +233,7 @@ class TunedWeight(ShareWeight):
         """0 until the start is known."""
         if self._unit is None:
             return 0.0
-        return math.exp(self._position.log_share) * self._unit
+        return self._position.share(self._tuning) * self._unit
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
         """At loss and trace until the start is known, then at trace and held-out loss."""
@@ -359,7 +357,9 @@ def make_weight(weight: Any, share: float | None, follow: bool) -> Weight:
     if share is not None:
         if weight is not None:
             raise ValueError("give weight= or share=, not both: a share is how a weight is found")
-        return ShareWeight(share, follow=follow)
+        way = ShareWeight(share, follow=follow)
+        _warn_of_share("share", share)
+        return way
     if follow:
         raise ValueError("follow=True keeps measuring a share; give it with share=")
     if weight is None:
@@ -375,4 +375,7 @@ def make_weight(weight: Any, share: float | None, follow: bool) -> Weight:
         if weight != "tuned":
             raise ValueError(f"weight must be a number, a path or 'tuned', not {weight!r}")
         weight = Tuning()
-    return TunedWeight(weight) if isinstance(weight, Tuning) else Weight(weight)
+    if not isinstance(weight, Tuning):
+        return Weight(weight)
+    _warn_of_share("most", weight.most)
+    return TunedWeight(weight)

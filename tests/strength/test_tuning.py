@@ -1,0 +1,138 @@
+"""The rule of the tuned weight: bounded, led home from a wrong start, calm where looks are noise."""
+
+import math
+import random
+from statistics import median
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import seht
+from seht.strength.tuning import Position
+
+LOOKS = 150
+
+
+def went(cosines, tuning=seht.Tuning()):  # noqa: B008  frozen
+    """The shares that a training with these looks has."""
+    position, found = Position(math.log(tuning.home)), []
+    for number, cosine in enumerate(cosines):
+        found.append(position.share(tuning))
+        rate = tuning.rate(len(cosines), 1 - number / len(cosines))
+        position = position.moved(cosine, rate, tuning)
+    return [*found, position.share(tuning)]
+
+
+def test_looks_that_all_say_more_do_not_run_away():
+    """The prototype's weight of 900."""
+    shares = went([0.3] * 10_000)
+    assert max(shares) == pytest.approx(4.0) == shares[-1]
+
+
+def test_looks_that_all_say_less_take_the_penalty_away():
+    """As in a training that underfits: what is left does nothing."""
+    shares = went([-0.1] * LOOKS)
+    assert shares[LOOKS // 3] < 0.3 and shares[-1] < 0.03
+    assert min(went([-0.1] * 10_000)) >= seht.Tuning().least * 0.999
+
+
+@pytest.mark.parametrize("start", [0.03, 30.0])
+def test_a_wrong_start_is_led_home(start):
+    """A hundred times too small, ten times too large, with the looks of one and the same training."""
+    draw = random.Random(1)
+    cosines = [draw.gauss(0.03, 0.12) for _ in range(LOOKS)]
+    right, wrong = went(cosines), went(cosines, seht.Tuning(start=start))
+    assert wrong[0] == pytest.approx(min(start, 4.0))
+    assert all(1 / 3 < a / b < 3 for a, b in zip(wrong[20:], right[20:], strict=True))
+    assert wrong[25:] == right[25:]
+
+
+def test_sixty_held_out_examples_are_mostly_noise():
+    """Cosines as they were measured on digits with 40 % of the labels replaced, and without a
+    signal at all: the weight stays in the order of magnitude that it began with.
+    """
+    for mean in (0.03, 0.0):
+        ends = []
+        for seed in range(200):
+            draw = random.Random(seed)
+            ends.append(went([draw.gauss(mean, 0.12) for _ in range(LOOKS)])[-1])
+        assert 1 < median(ends) <= 4
+        assert sum(end < 0.3 for end in ends) <= 10
+
+
+def test_a_training_of_unknown_length_moves_at_a_fixed_rate():
+    tuning = seht.Tuning()
+    before = Position(0.0)
+    step = before.moved(1.0, tuning.rate(None, 1.0), tuning).log_share
+    assert step == pytest.approx(0.05)
+
+
+# --- on a network -----------------------------------------------------------------------------
+
+
+def problem(seed=0, wrong=0.4):
+    """Two clouds in ten dimensions, a part of whose labels is drawn anew; 60 held out."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(180) % 3
+    x = torch.randn(180, 10, generator=generator) + 1.5 * F.one_hot(y, 10)
+    drawn = torch.rand(180, generator=generator) < wrong
+    y = torch.where(drawn, torch.randint(0, 3, (180,), generator=generator), y)
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3)), x, y
+
+
+def train(weight, steps=240, **problem_options):
+    model, x, y = problem(**problem_options)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    penalty = seht.HessianTrace(
+        model, weight=weight, curvature="ggn", every=2, warmup=0.1, total_steps=steps, seed=0
+    )
+    for step in range(steps):
+        rows = torch.arange(40) + 40 * (step % 3)
+        optimizer.zero_grad()
+        loss = penalty(
+            lambda: F.cross_entropy(model(x[rows]), y[rows]),
+            held_out=lambda: F.cross_entropy(model(x[120:]), y[120:]),
+        )
+        loss.backward()
+        optimizer.step()
+    return penalty, float(F.cross_entropy(model(x[120:]), y[120:]))
+
+
+@pytest.mark.parametrize("wrong", [0.4, 0.0])
+def test_every_start_ends_in_the_same_place(wrong):
+    ends = []
+    for start in (0.03, 3.0, 30.0):
+        penalty, loss = train(seht.Tuning(start=start), wrong=wrong)
+        unit = penalty.path.weights[0] / min(start, 4.0)
+        assert max(penalty.path.weights) <= 4.0 * unit * (1 + 1e-9)
+        assert math.isfinite(loss)
+        ends.append(penalty.path.weights[-1])
+    assert max(ends) < 3 * min(ends), ends
+
+
+def test_clipping_and_accumulation_beside_it():
+    """Clipped gradients in accumulated steps: the weight of a step is one for its calls."""
+    model, x, y = problem()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    penalty = seht.HessianTrace(
+        model, weight="tuned", curvature="ggn", total_steps=20, accumulate=2, optimizer=optimizer
+    )
+    for _ in range(20):
+        optimizer.zero_grad()
+        weights = []
+        for half in (x[:60], x[60:120]):
+            labels = y[:60] if half is x[:60] else y[60:120]
+            loss = penalty(
+                lambda: F.cross_entropy(model(half), labels),  # noqa: B023
+                held_out=lambda: F.cross_entropy(model(x[120:]), y[120:]),
+            )
+            (loss / 2).backward()
+            weights.append(penalty.last.weight)
+        assert weights[0] == weights[1]
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    assert penalty.step == 20 and len(penalty.path.weights) == 20 - 8 + 1
+    assert len(set(penalty.path.weights)) > 2

@@ -309,6 +309,12 @@ class HessianTrace:
         if not self._length_given:
             self._strength.lasts(total_steps)
 
+    def equip(
+        self, *, held_out: Any = None, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """What a framework makes later than the penalty; what was given stays."""
+        self._strength.equip(held_out, optimizer)
+
     def close(self) -> None:
         """The training is over: warn if it ended in the warm-up, so that nothing was penalised."""
         self.schedule.warn_if_unused(self.step)

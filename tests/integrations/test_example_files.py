@@ -14,6 +14,7 @@ NEEDS = {
     "fabric.py": ["sklearn", "lightning_fabric"],
     "accelerate_loop.py": ["sklearn", "accelerate"],
     "huggingface_trainer.py": ["transformers", "accelerate"],
+    "tuned_weight.py": ["sklearn"],
 }
 
 
@@ -22,7 +23,7 @@ def test_every_file_is_run():
 
 
 # Their loops are those of the fast tests of Fabric and Accelerate.
-LONG = {"fabric.py", "accelerate_loop.py"}
+LONG = {"fabric.py", "accelerate_loop.py", "tuned_weight.py"}
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ class Follow(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The number of optimiser steps is known now."""
+        """The number of optimiser steps is known now, and the optimiser is there."""
         if state.max_steps > 0:
             self.penalty.lasts(state.max_steps)
+        self.penalty.equip(optimizer=kwargs.get("optimizer"))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -62,9 +63,13 @@ class SehtMixin:
 
     Args:
         penalty: the :class:`seht.HessianTrace` of the model that is trained.
+        held_out: for ``weight="tuned"``, a dataset that is neither trained on nor judged by; its
+            batches are those of an evaluation, its loss the Trainer's.
     """
 
-    def __init__(self, *args: Any, penalty: HessianTrace, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, penalty: HessianTrace, held_out: Any = None, **kwargs: Any
+    ) -> None:
         if kwargs.get("model_init") is not None:
             raise ValueError(
                 "model_init builds a model that the penalty does not know; pass model= instead, "
@@ -74,6 +79,10 @@ class SehtMixin:
         self.penalty = penalty
         trainer: Any = self
         trainer.add_callback(Follow(penalty))
+        if held_out is not None:
+            compute = super().compute_loss  # type: ignore[misc]
+            batches = trainer.get_eval_dataloader(held_out)
+            penalty.equip(held_out=(batches, lambda model, batch: compute(model, dict(batch))))
         check_accumulation(penalty, trainer.args.gradient_accumulation_steps)
 
     def compute_loss(

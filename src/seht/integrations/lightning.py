@@ -39,10 +39,14 @@ class SehtCallback(Callback):
     Args:
         attribute: where the LightningModule holds its :class:`seht.HessianTrace`.
         prefix: of the names in the logger.
+        held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` with ``loss_fn(model,
+            batch)``; the batches are brought to the training's device.
     """
 
-    def __init__(self, attribute: str = "penalty", prefix: str = "seht/") -> None:
-        self.attribute, self.prefix = attribute, prefix
+    def __init__(
+        self, attribute: str = "penalty", prefix: str = "seht/", held_out: Any = None
+    ) -> None:
+        self.attribute, self.prefix, self.held_out = attribute, prefix, held_out
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for the penalty before the first batch, and tell it how long the training is."""
@@ -51,6 +55,15 @@ class SehtCallback(Callback):
         steps = trainer.estimated_stepping_batches
         if math.isfinite(steps) and steps > 0:
             penalty.lasts(int(steps))
+        if self.held_out is not None:
+            batches, loss_fn = self.held_out
+            there = trainer.strategy.batch_to_device
+            penalty.equip(held_out=(batches, lambda model, batch: loss_fn(model, there(batch))))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The optimiser is there now; a share or a tuned weight sees gradients as it does."""
+        if len(trainer.optimizers) == 1:
+            self._penalty(pl_module).equip(optimizer=trainer.optimizers[0])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A training that ended in the warm-up is said."""

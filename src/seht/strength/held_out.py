@@ -104,6 +104,8 @@ def gradient(task: Task, precision: str, ranks: Looking) -> Vector:
     user's hooks. Buffers and random state are as they were.
     """
     random = RandomState(task.model.parameters(), task.random)
+    drawn = {id(w) for w in task.weights.values()}  # a wrapper has other names for them
+    probed = [name for name, w in trainable(task.model).items() if id(w) in drawn]
     with (
         torch.enable_grad(),
         own_gradients(),
@@ -126,7 +128,7 @@ def gradient(task: Task, precision: str, ranks: Looking) -> Vector:
         loss = check_loss(split(output)[0])
         found = ranks.gradient(loss, list(weights.values()))
     result = vector(list(weights), found)
-    if not any(name in result for name in task.weights):
+    if not any(name in result for name in probed):
         raise ValueError(
             "the held-out loss depends on none of the probed weights; compute it with the model "
             "that is trained: held_out=lambda: loss_fn(model(xv), yv)"

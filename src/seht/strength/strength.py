@@ -59,13 +59,18 @@ class Strength:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.schedule, self.weight = schedule, weight
-        self._optimizer = optimizer
+        self._optimizer: torch.optim.Optimizer | None = None
         self._place: int | None = None
         """Of a sharded model: whose parts of gradients are kept here."""
-        self._held_out = None
+        self._held_out: Closure | held.HeldOutBatches | None = None
+        self.equip(held_out, optimizer)
+
+    def equip(self, held_out: Any, optimizer: torch.optim.Optimizer | None) -> None:
+        """Held-out data and the optimiser, where there are none yet."""
         if held_out is not None:
             self._refuse_held_out()
-            self._held_out = held.source(held_out)
+            self._held_out = self._held_out or held.source(held_out)
+        self._optimizer = self._optimizer or optimizer
 
     @property
     def tuned(self) -> bool:

@@ -377,9 +377,7 @@ class HessianTrace:
 
     def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
         """Look at the estimate, note it, and return the penalised loss."""
-        total, record = self._account.charge(
-            task, estimate, step, self._ranks, steady=dose.steady
-        )
+        total, record = self._account.charge(task, estimate, step, self._ranks, steady=dose.steady)
         if record.trace is not None and math.isfinite(record.trace):
             precision = self._engine.precision
             self._strength.look(dose, step, task, estimate, precision, self._ranks)

@@ -1,5 +1,6 @@
 """weight="tuned": what it asks of held-out data, what it leaves alone, what it refuses."""
 
+import contextlib
 import copy
 import math
 
@@ -268,3 +269,53 @@ def test_the_lean_form_finds_the_same_weight(curvature, probes):
     assert found[0][0].weights == pytest.approx(found[1][0].weights, rel=1e-4)
     for name, a in found[0][1].items():
         torch.testing.assert_close(a, found[1][1][name], rtol=1e-4, atol=1e-6)
+
+
+def tuned_path(model, wrap=lambda model: model, form="scalar", around=None, scaler=None):
+    """The path of a short training, with the model called through a wrapper."""
+    called = wrap(model)
+    penalty = seht.HessianTrace(model, weight="tuned", curvature="ggn", total_steps=16, seed=4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def loss(x, y):
+        with around() if around else contextlib.nullcontext():
+            return F.cross_entropy(called(x), y)
+
+    more = {"held_out": lambda: loss(XV, YV)}
+    for _ in range(16):
+        optimizer.zero_grad()
+        if form == "scalar":
+            total = penalty(lambda: loss(X, Y), **more)
+            (total if scaler is None else scaler.scale(total)).backward()
+        else:
+            penalty.backward(lambda: loss(X, Y), scaler=scaler, **more)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    return penalty.path.weights
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_autocast_and_a_scaler(form):
+    """The passes of a penalised step, this one among them, are in full precision."""
+    plain = tuned_path(network(0.0), form=form)
+    around = lambda: torch.autocast("cpu", torch.bfloat16)
+    found = tuned_path(
+        network(0.0), form=form, around=around, scaler=torch.amp.GradScaler("cpu", init_scale=8.0)
+    )
+    assert found == pytest.approx(plain, rel=0.1) and len(set(found)) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_model(form, backend):
+    torch._dynamo.reset()
+    try:
+        wrap = lambda model: torch.compile(model, backend=backend)
+        found = tuned_path(network(0.0), wrap, form=form)
+    finally:
+        torch._dynamo.reset()
+    assert found == pytest.approx(tuned_path(network(0.0), form=form), rel=1e-2)

@@ -60,7 +60,10 @@ class ShardedWeights(Weights):
 class ShardedPasses(Passes):
     """Passes whose weights are gathered and whose gradients are reduced by FSDP2."""
 
-    lasting = False
+    @property
+    def lasting(self) -> bool:
+        """Weights are gathered anew for a backward pass, which serves one graph."""
+        return False
 
     def __init__(self, task: Task, shards: Shards, **options: Any) -> None:
         self.shards = shards

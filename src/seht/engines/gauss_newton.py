@@ -110,13 +110,14 @@ def _apart(passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor
     """The loss's gradient; that of the trace is completed in ``total``. Both want the centre, whose
     graph was dropped at the boundary.
     """
+    both = passes.lasting
     with passes.at(None) as output:
         loss = check_loss(split(output)[0])
         own, pulls = side.with_slope([], [])
         roots = [loss, *(side.roots() if pulls else [])]
-        keep = passes.lasting or passes.older
+        keep = both or passes.older
         own = add(own, passes.pull(roots, [torch.ones_like(loss), *pulls], keep=keep))
-        if passes.lasting:
+        if both:
             passes.pull_into(total, side.roots(), cotangents)
             return own
     with passes.at(None):

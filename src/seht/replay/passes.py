@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seht.persample.signs import Signs
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.buffers import BorrowedBuffers, compiles
 from seht.replay.centre import Centre
 from seht.replay.checkpoints import checkpoints
 from seht.replay.made_leaves import pairs
@@ -259,8 +259,12 @@ class Passes(Centre):
 
     # What is different where the weights lie on several ranks (``fsdp_passes.py``).
 
-    lasting = True
-    """Whether the graph of a pass can be differentiated more than once."""
+    @property
+    def lasting(self) -> bool:
+        """Whether the graph of a pass can be differentiated more than once; a compiled one overwrites
+        what it has kept.
+        """
+        return not compiles()
 
     @property
     def own(self) -> Tensor | None:

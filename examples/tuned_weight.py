@@ -67,7 +67,7 @@ def loop(part, stop=None, **options):
             penalty.load_state_dict(state)
         for batch in batches:
             optimizer.zero_grad()
-            penalty(lambda: loss_fn(model, batch)).backward()  # noqa: B023
+            penalty(lambda: loss_fn(model, batch)).backward()
             optimizer.step()
     return model, penalty
 
@@ -124,7 +124,7 @@ def fabric():
     for _ in range(EPOCHS):
         for batch in batches:
             optimizer.zero_grad()
-            runner.backward(penalty(lambda: loss_fn(model, batch)))  # noqa: B023
+            runner.backward(penalty(lambda: loss_fn(model, batch)))
             optimizer.step()
     report("Fabric", model, penalty)
 
@@ -145,7 +145,7 @@ def accelerate():
     for _ in range(EPOCHS):
         for batch in batches:
             optimizer.zero_grad()
-            accelerator.backward(penalty(lambda: loss_fn(model, batch)))  # noqa: B023
+            accelerator.backward(penalty(lambda: loss_fn(model, batch)))
             optimizer.step()
     report("Accelerate", model, penalty)
 

@@ -1,4 +1,4 @@
-"""A tuned weight in the frameworks: held-out batches, steps and optimiser come from the adapters."""
+"""A tuned weight in the frameworks, whose adapters give held-out batches, steps and optimiser."""
 
 import os
 
@@ -49,7 +49,7 @@ def by_hand():
     for _ in range(EPOCHS):
         for batch in loader(TRAIN):
             optimizer.zero_grad()
-            penalty(lambda: loss_fn(model, batch)).backward()  # noqa: B023
+            penalty(lambda: loss_fn(model, batch)).backward()
             optimizer.step()
     assert len(set(penalty.path.weights)) > 2
     return penalty.path
@@ -92,7 +92,7 @@ def test_fabric(by_hand):
     for _ in range(EPOCHS):
         for batch in loader(TRAIN):
             optimizer.zero_grad()
-            runner.backward(penalty(lambda: loss_fn(model, batch)))  # noqa: B023
+            runner.backward(penalty(lambda: loss_fn(model, batch)))
             optimizer.step()
     assert penalty.path == by_hand
 
@@ -108,7 +108,7 @@ def test_accelerate(by_hand):
     for _ in range(EPOCHS):
         for batch in loader(TRAIN):
             optimizer.zero_grad()
-            accelerator.backward(penalty(lambda: loss_fn(model, batch)))  # noqa: B023
+            accelerator.backward(penalty(lambda: loss_fn(model, batch)))
             optimizer.step()
     assert penalty.path == by_hand
 

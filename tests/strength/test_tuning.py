@@ -1,4 +1,4 @@
-"""The rule of the tuned weight: bounded, led home from a wrong start, calm where looks are noise."""
+"""The rule of the tuned weight: bounded, led home from a wrong start, calm under noise."""
 
 import math
 import random
@@ -40,7 +40,7 @@ def test_looks_that_all_say_less_take_the_penalty_away():
 
 @pytest.mark.parametrize("start", [0.03, 30.0])
 def test_a_wrong_start_is_led_home(start):
-    """A hundred times too small, ten times too large, with the looks of one and the same training."""
+    """A hundred times too small, ten times too large, with the looks of one training."""
     draw = random.Random(1)
     cosines = [draw.gauss(0.03, 0.12) for _ in range(LOOKS)]
     right, wrong = went(cosines), went(cosines, seht.Tuning(start=start))
@@ -126,7 +126,7 @@ def test_clipping_and_accumulation_beside_it():
         for half in (x[:60], x[60:120]):
             labels = y[:60] if half is x[:60] else y[60:120]
             loss = penalty(
-                lambda: F.cross_entropy(model(half), labels),  # noqa: B023
+                lambda: F.cross_entropy(model(half), labels),
                 held_out=lambda: F.cross_entropy(model(x[120:]), y[120:]),
             )
             (loss / 2).backward()

@@ -261,8 +261,8 @@ class Passes(Centre):
 
     @property
     def lasting(self) -> bool:
-        """Whether the graph of a pass can be differentiated more than once; a compiled one overwrites
-        what it has kept.
+        """Whether the graph of a pass can be differentiated more than once; compiled code
+        overwrites what it has kept.
         """
         return not compiles()
 

@@ -318,8 +318,8 @@ def _cosine(step: int, seen: Seen) -> float:
 
 
 _FAINT, _ALL = 0.05, 5.0
-"""With wrong labels a share of 0.03 gained nothing and 0.1 a point, where 4 gained 8; 8 lost 15, and
-at 16 nothing was learnt (docs/which-weight.md)."""
+"""With wrong labels a share of 0.03 gained nothing and 0.1 a point, where 4 gained 7; 8 lost 10,
+and at 16 little was learnt (docs/which-weight.md)."""
 
 
 def _warn_of_share(name: str, share: float) -> None:

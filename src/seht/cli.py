@@ -89,7 +89,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog="seht",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and exit")
     parser.set_defaults(run=None, extra=None)

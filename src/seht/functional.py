@@ -164,15 +164,19 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     return total.to(loss.dtype)
 
 
-def check_arguments(model: Any, closure: Any) -> None:
-    """Refuse what is no module or no closure."""
+_WANTED = {
+    "the closure": "that computes the loss: lambda: loss_fn(model(x), y)",
+    "loss_fn": "loss_fn(model, batch) that returns the mean loss",
+}
+
+
+def check_arguments(model: Any, function: Any, name: str = "the closure") -> None:
+    """Refuse what is no module or no function; ``name`` is the closure, or ``loss_fn``."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if not callable(closure):
-        raise TypeError(
-            f"the closure must be callable, not {type(closure).__name__}; "
-            "pass a function that computes the loss: lambda: loss_fn(model(x), y)"
-        )
+    if not callable(function):
+        given = type(function).__name__
+        raise TypeError(f"{name} must be callable, not {given}; pass a function {_WANTED[name]}")
 
 
 def check_curvature(curvature: str) -> None:

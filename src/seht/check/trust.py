@@ -86,13 +86,7 @@ def check(
             wrong is off by tenths; one probe's own noise is some 400 %.
         options: the estimator's own.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if not callable(loss_fn):
-        raise TypeError(
-            f"loss_fn must be callable, not {type(loss_fn).__name__}; "
-            "pass a function loss_fn(model, batch) that returns the loss"
-        )
+    functional.check_arguments(model, loss_fn, "loss_fn")
     if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
         raise ValueError(f"directions must be a whole number of at least 1, not {directions!r}")
     if not 1e-6 <= tolerance < 1:

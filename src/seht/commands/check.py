@@ -43,7 +43,6 @@ def add_check(commands: Any) -> None:
         help="can the penalty's gradient be trusted on your model?",
         description=CHECK,
         epilog=CHECK_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target",

@@ -45,7 +45,6 @@ def add_doctor(commands: Any) -> None:
         help="what to expect of the penalty on your model, and the two lines to write",
         description=DOCTOR,
         epilog=DOCTOR_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target",

@@ -62,7 +62,6 @@ def add_measure(commands: Any, runs: Runs) -> None:
         help="how flat is a model? trace, spectrum, landscape; a table and a page",
         description=MEASURE,
         epilog=MEASURE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
     def add(group: Any, *names: str, metavar: str = "N", **options: Any) -> None:

@@ -24,6 +24,10 @@ class Parser(argparse.ArgumentParser):
     a failure to write the help is not swallowed.
     """
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        raw = argparse.RawDescriptionHelpFormatter  # texts have their own lines
+        super().__init__(*arguments, **{"formatter_class": raw, **options})
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where to read on; exit code 2."""
         self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help says more)\n")

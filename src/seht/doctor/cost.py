@@ -22,7 +22,7 @@ import torch
 from seht.check.sandbox import one_line
 from seht.doctor.curvatures import CurvatureChoice
 from seht.doctor.patient import Patient
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.penalty import HessianTrace
 
 _ROUNDS = 9
@@ -34,7 +34,7 @@ Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Cost(Result):
+class Cost(PlainResult):
     """One form of the penalty, beside a plain step."""
 
     curvature: str
@@ -53,7 +53,7 @@ class Cost(Result):
 
 
 @dataclass(frozen=True)
-class Costs(Result):
+class Costs(PlainResult):
     """Every form, and the plain step."""
 
     seconds: float

@@ -16,13 +16,13 @@ from seht.curvature.head import find_head
 from seht.doctor.patient import Patient
 from seht.engines import Engine, make_engine
 from seht.estimators import SehtH
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.strength.products import Vector, trainable, vector
 from seht.task import Estimate
 
 
 @dataclass(frozen=True)
-class CurvatureChoice(Result):
+class CurvatureChoice(PlainResult):
     """The curvature to take."""
 
     curvature: str

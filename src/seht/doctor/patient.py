@@ -14,6 +14,7 @@ from torch import nn
 from seht import probes
 from seht.check.sandbox import copied, copy_model, one_line
 from seht.distributed import ranks_of
+from seht.functional import check_arguments
 from seht.measure.data import Batches, cut, size_of
 from seht.measure.objective import LossFn, Objective
 from seht.replay.buffers import BorrowedBuffers
@@ -39,13 +40,7 @@ class Patient:
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, data: Any, held_out: Any, seconds: float
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        if not callable(loss_fn):
-            raise TypeError(
-                f"loss_fn must be callable, not {type(loss_fn).__name__}; "
-                "pass a function loss_fn(model, batch) that returns the loss"
-            )
+        check_arguments(model, loss_fn, "loss_fn")
         ranks_of(model).need_whole("seht.doctor")
         probes.choose(model)  # nothing to probe: said before anything is copied
         self.model, self.loss_fn = copy_model(model, wide=False), loss_fn

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from seht.curvature.boundary import find_module
 from seht.doctor.patient import Patient
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.tensors.trees import mapped
 
 Kind = Literal["memorising", "between", "underfitting", "untrained", "unknown"]
@@ -30,7 +30,7 @@ _LEARNT = 0.02
 
 
 @dataclass(frozen=True)
-class Regime(Result):
+class Regime(PlainResult):
     """Mean losses in evaluation mode, with standard errors over batches (nan for one batch)."""
 
     kind: Kind

@@ -13,7 +13,7 @@ from seht.doctor.curvatures import CurvatureChoice
 from seht.doctor.regime import Regime
 from seht.doctor.shares import Shares
 from seht.measure.numbers import aligned, duration, number, with_error
-from seht.measure.results import Result, plain
+from seht.measure.results import PlainResult, plain
 
 SHARE = 4.0
 """Gave most of the gain with wrong labels, and did no harm without (see ``share=``)."""
@@ -23,7 +23,7 @@ _LAYERS = 8
 
 
 @dataclass(frozen=True)
-class DoctorReport(Result):
+class DoctorReport(PlainResult):
     """What :func:`seht.doctor` found; ``print(report)`` shows it."""
 
     model: str

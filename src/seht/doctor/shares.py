@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from seht.doctor.curvatures import CurvatureChoice, gradients
 from seht.doctor.patient import Patient
 from seht.engines import make_engine
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.probes import mix
 from seht.strength.products import Vector, mean
 
@@ -31,7 +31,7 @@ _AROUND = 2
 
 
 @dataclass(frozen=True)
-class Shares(Result):
+class Shares(PlainResult):
     """What share a weight has, and where."""
 
     unit: float | None

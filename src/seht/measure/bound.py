@@ -34,7 +34,7 @@ from typing_extensions import Unpack
 from seht.engines import loss_in_logits
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import DataOptions, LossFn, Objective, measuring
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.probes import generator, mix
 
 _EXACT = 256
@@ -44,7 +44,7 @@ _PASSIVE = (nn.Sequential, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
 
 
 @dataclass(frozen=True)
-class BoundResult(Result):
+class BoundResult(PlainResult):
     """The two averages, and the terms of the bound where it holds."""
 
     jacobian: float

@@ -28,12 +28,12 @@ from seht.measure.keep import unit_normal
 from seht.measure.krylov import lanczos
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import CurvatureOptions, HessianProduct, LossFn, measuring
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
 
 
 @dataclass(frozen=True)
-class DensityResult(Result):
+class DensityResult(PlainResult):
     """Nodes and weights of each start, and the smoothed density with its error over starts."""
 
     nodes: tuple[tuple[float, ...], ...]

@@ -30,7 +30,7 @@ from seht.measure.objective import (
     measuring,
 )
 from seht.measure.progress import Reporter
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 
 SOLVERS = ("arpack", "lanczos")
 _LOOK = 8
@@ -40,7 +40,7 @@ _DENSE = 60
 
 
 @dataclass(frozen=True)
-class EigenvaluesResult(Result):
+class EigenvaluesResult(PlainResult):
     """The ends of the spectrum; ``residuals`` bound the error of each value."""
 
     largest: tuple[float, ...]

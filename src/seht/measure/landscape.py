@@ -24,7 +24,7 @@ from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Options, measuring
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
 
 Shift = dict[str, Tensor]
@@ -32,7 +32,7 @@ Shift = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class LandscapeResult(Result):
+class LandscapeResult(PlainResult):
     """Losses on a grid of relative weight changes."""
 
     dims: int

@@ -15,7 +15,7 @@ from seht import probes
 from seht.distributed import ranks_of
 from seht.engines import Products
 from seht.errors import NonFiniteError
-from seht.functional import check_curvature, check_seed
+from seht.functional import check_arguments, check_curvature, check_seed
 from seht.measure.data import Batches, cut
 from seht.measure.keep import untouched
 from seht.measure.progress import Report, Reporter
@@ -268,13 +268,7 @@ def make_objective(
     model: Any, loss_fn: Any, params: probes.ParamSpec, curvature: str, boundary: str | None = None
 ) -> Objective:
     """Refuse what cannot be measured."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if not callable(loss_fn):
-        raise TypeError(
-            f"loss_fn must be callable, not {type(loss_fn).__name__}; "
-            "pass a function loss_fn(model, batch) that returns the mean loss"
-        )
+    check_arguments(model, loss_fn, "loss_fn")
     check_curvature(curvature)
     if params is not None and not callable(params) and not isinstance(params, str):
         params = tuple(params)  # a generator would be empty the next time

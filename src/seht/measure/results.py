@@ -12,7 +12,7 @@ from seht.measure.numbers import with_error
 from seht.measure.stats import student
 
 
-class Result:
+class PlainResult:
     """A record that can be printed, and written as JSON."""
 
     beside: ClassVar[tuple[str, ...]] = ()
@@ -39,7 +39,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class TraceResult(Result):
+class TraceResult(PlainResult):
     """The trace of the data's mean loss, and how well it is known."""
 
     estimate: float
@@ -102,7 +102,7 @@ def plain(value: Any) -> Any:
     """The value for JSON: tuples as lists, what is not finite as ``None``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, Result):
+    if isinstance(value, PlainResult):
         return value.as_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain(vars(value))

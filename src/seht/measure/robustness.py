@@ -22,7 +22,7 @@ from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Measurement, Options, measuring
 from seht.measure.readings import read
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
 
 LAYER_BITS = 4
@@ -42,7 +42,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class RobustnessResult(Result):
+class RobustnessResult(PlainResult):
     """Rises of the loss."""
 
     loss: float

@@ -26,12 +26,12 @@ from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Measurement, Options, measuring
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
 
 
 @dataclass(frozen=True)
-class SharpnessResult(Result):
+class SharpnessResult(PlainResult):
     """Rises of the loss at distance ``rho``."""
 
     rho: float

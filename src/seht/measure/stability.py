@@ -21,11 +21,11 @@ from typing_extensions import Unpack
 
 from seht.measure.eigenvalues import EigenvaluesResult, Search
 from seht.measure.objective import LossFn, Options, measuring
-from seht.measure.results import Result
+from seht.measure.results import PlainResult
 
 
 @dataclass(frozen=True)
-class StabilityResult(Result):
+class StabilityResult(PlainResult):
     """What linear theory says about gradient flow and gradient descent here."""
 
     verdict: str

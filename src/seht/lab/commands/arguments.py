@@ -17,7 +17,6 @@ def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) ->
         help=text,
         description=about,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )

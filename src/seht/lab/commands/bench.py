@@ -21,7 +21,6 @@ def add_bench(commands: Any) -> None:
         "bench",
         help="what each estimator costs, and what it is worth",
         description=BENCH,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--model",

@@ -21,7 +21,6 @@ def add_list(commands: Any) -> None:
         "list",
         help="recipes, methods and presets, a line each",
         description=LIST,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", nargs="?", choices=WHAT, metavar="WHAT", help=", ".join(WHAT))
     parser.set_defaults(run=run_list, extra="lab")

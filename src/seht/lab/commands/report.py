@@ -21,7 +21,6 @@ def add_report(commands: Any) -> None:
         "report",
         help="the table and the page of a comparison",
         description=REPORT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
     add_power(parser)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.lab.methods.base import Closure, Method, Run
 from seht.lab.methods.checks import at_least, not_negative
-from seht.lab.methods.trace import Objective
+from seht.lab.methods.trace import PenalisedLoss
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.weights import Weights
 from seht.tensors.gradients import Gradient, add, times
@@ -47,7 +47,7 @@ class Nso(Method):
 
     def objective(self, closure: Closure) -> Closure:
         """The mean, where there is noise."""
-        return Objective(lambda: self.mean(closure), closure) if self.sigma > 0 else closure
+        return PenalisedLoss(lambda: self.mean(closure), closure) if self.sigma > 0 else closure
 
     @property
     def seed(self) -> int:

@@ -20,7 +20,7 @@ from seht.lab.methods.base import Closure, Method, Option, Run
 
 
 @dataclass(frozen=True)
-class Objective:
+class PenalisedLoss:
     """A penalised closure that remembers the one without penalties."""
 
     run: Closure
@@ -85,10 +85,10 @@ class TracePenalty(Method):
 
     def objective(self, closure: Closure) -> Closure:
         """Penalties add up: the trace is that of the loss without the other penalties."""
-        if not isinstance(closure, Objective):
-            return Objective(lambda: self.penalty(closure), closure)
+        if not isinstance(closure, PenalisedLoss):
+            return PenalisedLoss(lambda: self.penalty(closure), closure)
         plain = closure.plain
-        return Objective(lambda: self.penalty(closure, on=plain), plain)
+        return PenalisedLoss(lambda: self.penalty(closure, on=plain), plain)
 
     def log(self) -> dict[str, float]:
         """Nothing of the trace on a plain step."""

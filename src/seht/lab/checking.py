@@ -87,10 +87,10 @@ def _check_data(recipe: Recipe) -> None:
             f"data.noise must be below 0.5 with data.noise_kind pair, not {data.noise}: most of a "
             "class would have the other's label"
         )
-    labels = ("noise", "within")
+    labels = ("noise", "within", "balanced")
     pixels = ("average", *(() if recipe.task == "text" else ("crop", "flip")))
     for about, names, tasks in (
-        ("examples with labels", labels, ("image", "table", "series")),
+        ("examples with labels", labels, [task for task in config.KINDS if task != "text"]),
         ("images", pixels, ("image",)),
     ):
         for name in () if recipe.task in tasks else names:

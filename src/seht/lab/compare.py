@@ -37,6 +37,14 @@ class Entry:
     recipe: Recipe
     changes: str = ""
     """What this row changes of the recipe, in words: a part of its name."""
+    over_decay: bool = False
+    """Whether it goes on top of the weight decay that a search has chosen."""
+
+    def with_decay(self, weight: float | None) -> Entry:
+        """The same with this weight decay, where it waits for one; ``None``: the recipe's."""
+        given = () if weight is None else (("weight", weight),)
+        parts = ((n, given if n == "weight-decay" else own) for n, own in self.method.parts)
+        return replace(self, method=Spec(tuple(parts))) if self.over_decay else self
 
     @property
     def label(self) -> str | None:

@@ -12,6 +12,7 @@ KINDS = {
     "image": ("cifar10", "cifar100", "digits"),
     "table": ("cancer",),
     "series": ("italy-power",),
+    "features": ("cifar10-lite0",),
     "text": ("wikitext2", "pydocs"),
 }
 """The data sets, by the task that they are for: classification, or of text language modelling."""
@@ -19,6 +20,7 @@ MODELS = {
     "image": ("resnet18", "wrn", "cnn"),
     "table": ("mlp",),
     "series": ("cnn",),
+    "features": ("lite0",),
     "text": ("lstm", "gru", "gpt"),
 }
 """The networks that take the data of a task."""
@@ -29,8 +31,8 @@ class DataConfig:
     """Which data, how much of it, and how images are augmented."""
 
     name: str
-    """cifar10, cifar100, digits (images); cancer (table); italy-power (series); wikitext2, pydocs
-    (text)."""
+    """cifar10, cifar100, digits (images); cancer (table); italy-power (series);
+    cifar10-lite0 (features of a pretrained network); wikitext2, pydocs (text)."""
     size: int | None = None
     """Keep so many training examples, drawn with the run's seed, or the first so many tokens of a
     text; ``None``: all of them."""
@@ -40,6 +42,8 @@ class DataConfig:
     within: bool = False
     """Cut the validation examples out of the ``size`` ones, so that with ``validation`` 0 all are
     trained on; otherwise they come on top."""
+    balanced: bool = False
+    """As many examples of each class, by their true labels."""
     noise: float = 0.0
     """The fraction of the training and validation labels that are replaced, drawn with the seed;
     never the test set's."""
@@ -63,7 +67,8 @@ class ModelConfig:
     """A network of :mod:`seht.lab.models`; what the network does not know is ignored."""
 
     name: str
-    """resnet18, wrn, cnn (images); mlp (table); cnn (series); lstm, gru, gpt (text)."""
+    """resnet18, wrn, cnn (images); mlp (table); cnn (series); lite0 (features); lstm, gru, gpt
+    (text)."""
     width: int = 64
     """Channels of the first layer, a Wide ResNet's usual one is 16; units of a layer of an mlp."""
     depth: int = 28
@@ -139,6 +144,8 @@ class Recipe:
     """Hessian-vector products that the eigenvalues at the end may take; 0: none are measured."""
     robustness: bool = True
     """Measure on the test data what rounded and disturbed weights cost."""
+    curve: bool = False
+    """Test after every epoch too, for a figure of how it goes; no method and no choice sees it."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options of methods in this experiment, by the method's name; what a user gives goes first."""
     paper: str | None = None
@@ -146,5 +153,5 @@ class Recipe:
 
     @property
     def task(self) -> str:
-        """``image``, ``table`` or ``series`` (classification), or ``text`` (language modelling)."""
+        """A key of ``KINDS``: all but ``text`` (language modelling) are classification."""
         return next((task for task, names in KINDS.items() if self.data.name in names), "image")

@@ -32,6 +32,13 @@ def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, fl
     return found
 
 
+def curve(training: Training) -> dict[str, float]:
+    """A point of the test set's curve."""
+    task = training.recipe.task
+    key = "perplexity" if task == "text" else "top1"
+    return {f"test_{key}": evaluate(training.own, training.data.eval_batches("test"), task)[key]}
+
+
 def robust(training: Training, which: str, test: bool) -> dict[str, float]:
     """What rounding and noise cost the weights that the model has now.
 

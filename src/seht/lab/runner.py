@@ -90,6 +90,8 @@ class _Loop:
     def __init__(self, trial: Trial, record: Record, identity: str, watch: Watch) -> None:
         self.trial, self.record, self.identity, self.watch = trial, record, identity, watch
         self.rows: list[dict[str, Any]] = []
+        self.tested: list[dict[str, float]] = []
+        """The test set's curve, apart from the rows that methods and choices look at."""
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0
 
@@ -100,6 +102,7 @@ class _Loop:
         if state is not None:
             training.load_state_dict(state["training"])
             self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
+            self.tested = state.get("tested", [])
         self.watch.begin(recipe.epochs, training.data.steps_per_epoch, training.step)
         saved = time.perf_counter()
         with Events(self.record.directory, self.rows, on=self.ranks.leads) as events:
@@ -161,7 +164,11 @@ class _Loop:
             weights = {k: v.detach().cpu().clone() for k, v in training.model.state_dict().items()}
             self.best = {"row": row, "weights": weights}
         training.epoch, training.position = number, 0
-        self.ranks.lead(lambda: self.record.metrics(self.rows))
+        if training.recipe.curve and self.trial.test:
+            self.tested.append(self.ranks.lead(lambda: ending.curve(training)))
+        curve = self.tested or [{} for _ in self.rows]
+        shown = [row | tested for row, tested in zip(self.rows, curve, strict=True)]
+        self.ranks.lead(lambda: self.record.metrics(shown))
         return row
 
     def save(self, training: Training) -> None:
@@ -169,6 +176,7 @@ class _Loop:
         state = {
             "training": training.state_dict(),
             "rows": self.rows,
+            "tested": self.tested,
             "best": self.best,
             "seconds": self.seconds,
         }

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FIRST_SEED = 1_000_000
 """The search has seeds of its own: what it has chosen is judged by others."""
+BEST = "best"
+"""``weight-decay(weight=best)+sam``: on top of the weight decay that the search has chosen."""
 _VALUE = re.compile(r"=([^,()=]*\|[^,()=]*)")
 
 
@@ -49,11 +51,13 @@ def candidates(text: str, recipe: Recipe, budget: int | None = None) -> list[str
             raise ValueError(
                 f"{text} has {len(given)} alternatives and --budget is {budget}; leave some out"
             )
-        return given
+        return [one.replace(f"weight-decay(weight={BEST})", "weight-decay") for one in given]
     grid, usual = grid_of(recipe)
     rows = []
     for name, own in read(text).items():
         choices = {**grid.get(name, {}), **{key: (value,) for key, value in own.items()}}
+        if name == "weight-decay" and own.get("weight") == BEST:
+            choices = {}  # filled in when it is known
         rows.append(
             [
                 written(name, dict(zip(choices, values, strict=True)))
@@ -70,9 +74,10 @@ def best(
     scheduler: Scheduler,
     say: Say,
 ) -> list[Entry]:
-    """One entry for each list of candidates."""
-    from seht.lab.compare import run
+    """One entry for each list of candidates.
 
+    Rows on top of the best weight decay are searched when that one is known.
+    """
     if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
         raise RunError(
             f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
@@ -84,34 +89,64 @@ def best(
             f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
             "smaller --first-seed"
         )
-    asked = [(entry, seed) for row in grid if len(row) > 1 for entry in row for seed in chosen]
-    keys = [(entry.slug, seed) for entry, seed in asked]
-    trials = [comparison.trial(entry, seed, test=False) for entry, seed in asked]
-    say(f"searching {len(trials)} runs on the validation split")
-    results = dict(zip(keys, run(trials, scheduler, say), strict=True))
-    winners, table = [], []
-    for row in grid:
-        if len(row) > 1:
-            scores = {e.slug: score([results[e.slug, seed] for seed in chosen]) for e in row}
-            winner = max(row, key=lambda entry: scores[entry.slug])
-            table += [
+    found = _Search(comparison, chosen, scheduler, say)
+    winners = {i: found.winner(row) for i, row in found.all(grid, over_decay=False)}
+    decay = next((w for w in winners.values() if [*dict(w.method.parts)] == ["weight-decay"]), None)
+    weight = None if decay is None else dict(decay.method.parts[0][1]).get("weight")
+    before = 0 if decay is None else found.runs[decay.name]
+    later = [[entry.with_decay(weight) for entry in row] for row in grid]
+    winners |= {i: found.winner(row, before) for i, row in found.all(later, over_decay=True)}
+    write(comparison.out, found.table, chosen, found.runs)
+    return list({winners[i].slug: winners[i] for i in range(len(grid))}.values())
+
+
+class _Search:
+    """The runs of a search, and what was chosen."""
+
+    def __init__(
+        self, comparison: Comparison, seeds: Sequence[int], scheduler: Scheduler, say: Say
+    ) -> None:
+        self.comparison, self.seeds, self.scheduler, self.say = comparison, seeds, scheduler, say
+        self.table: list[dict[str, Any]] = []
+        self.runs: dict[str, int] = {}
+        self.results: dict[tuple[str, int], Result] = {}
+
+    def all(
+        self, grid: Sequence[Sequence[Entry]], over_decay: bool
+    ) -> list[tuple[int, Sequence[Entry]]]:
+        """Run the candidates of these rows; the rows with their places."""
+        from seht.lab.compare import run
+
+        rows = [(i, row) for i, row in enumerate(grid) if row[0].over_decay == over_decay]
+        asked = [(e, seed) for _, row in rows if len(row) > 1 for e in row for seed in self.seeds]
+        trials = [self.comparison.trial(entry, seed, test=False) for entry, seed in asked]
+        if trials or not over_decay:
+            self.say(f"searching {len(trials)} runs on the validation split")
+        keys = [(entry.slug, seed) for entry, seed in asked]
+        self.results |= dict(zip(keys, run(trials, self.scheduler, self.say), strict=True))
+        return rows
+
+    def winner(self, row: Sequence[Entry], before: int = 0) -> Entry:
+        """The best of a row, written down; the runs ``before`` it are part of its price."""
+        if len(row) == 1:
+            (best,) = row
+        else:
+            scores = {
+                e.slug: score([self.results[e.slug, seed] for seed in self.seeds]) for e in row
+            }
+            best = max(row, key=lambda entry: scores[entry.slug])
+            self.table += [
                 {
                     "method": entry.name,
-                    "chosen": entry is winner,
+                    "chosen": entry is best,
                     "score": None if scores[entry.slug] == FAILED else list(scores[entry.slug]),
                 }
                 for entry in row
             ]
-            say(f"chosen: {winner.name}")
-        else:
-            (winner,) = row
-        winners.append(winner)
-    runs = {
-        winner.name: len(row) * seeds if len(row) > 1 else 0
-        for row, winner in zip(grid, winners, strict=True)
-    }
-    write(comparison.out, table, chosen, runs)
-    return winners
+            self.say(f"chosen: {best.name}")
+        own = len(row) * len(self.seeds) if len(row) > 1 else 0
+        self.runs[best.name] = before + own
+        return best
 
 
 FAILED = (float("-inf"), float("-inf"))

@@ -55,7 +55,7 @@ def add_compare(commands: Any) -> None:
         help="the first of them (default: 0)",
     )
     add_power(parser)
-    parser.add_argument("--preset", metavar="NAME", help="rows of the paper: table1, figure1, ...")
+    parser.add_argument("--preset", metavar="NAME", help="rows that are known: demo, table1, ...")
     parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
     parser.add_argument(
         "--grid", action="store_true", help="search each method's settings on the validation split"

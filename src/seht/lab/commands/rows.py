@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     """The recipe, and for each row its candidates."""
     from seht.lab.methods import METHODS
-    from seht.lab.methods.parse import split_list
-    from seht.lab.search import candidates, expand
+    from seht.lab.methods.parse import read, split_list
+    from seht.lab.search import BEST, candidates, expand
 
     if arguments.budget is not None and not arguments.grid:
         raise ValueError("--budget belongs to --grid; leave it out, or search with --grid")
@@ -30,18 +30,32 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     if arguments.methods is None:
         texts = [name for name, method in METHODS.items() if recipe.task in method.tasks]
         texts.sort(key=lambda name: name != "weight-decay")
+        texts += more(recipe) if arguments.grid else []
     else:
         texts = split_list(arguments.methods)
     rows = []
     for text in texts:
+        if not arguments.grid and f"weight={BEST}" in text:
+            raise ValueError(f"{text}: the best weight is what --grid finds; search with --grid")
         found = candidates(text, recipe, arguments.budget) if arguments.grid else expand(text)
-        rows.append([_entry(recipe, candidate) for candidate in found])
+        over = arguments.grid and read(text).get("weight-decay", {}).get("weight") == BEST
+        rows.append([_entry(recipe, candidate, over_decay=over) for candidate in found])
     slugs = [entry.slug for row in rows for entry in row]
     for row in rows:
         for entry in row:
             if slugs.count(entry.slug) > 1:
                 raise ValueError(f"{entry.name} is given twice in --methods; leave one out")
     return recipe, rows
+
+
+def more(recipe: Recipe) -> list[str]:
+    """What a search compares beyond single methods: the Gauss-Newton trace, with a weight from the
+    grid or tuned in the run, and what goes on top of the best weight decay.
+    """
+    usual = recipe.settings.get("seht-h", {}).get("curvature") == "ggn"
+    found = ["seht-h(curvature=ggn,weight=tuned)"]
+    found += [f"weight-decay(weight=best)+{name}" for name in ("seht-h(curvature=ggn)", "sam")]
+    return found if usual else ["seht-h(curvature=ggn)", *found]
 
 
 def _preset(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
@@ -57,10 +71,12 @@ def _preset(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     ]
 
 
-def _entry(recipe: Recipe, text: str, changes: dict[str, str] | None = None) -> Entry:
+def _entry(
+    recipe: Recipe, text: str, changes: dict[str, str] | None = None, over_decay: bool = False
+) -> Entry:
     from seht.lab.compare import Entry
 
     spec = method_of(text)
     spec.build(recipe)  # what does not fit is said now, not after an hour
     said = ",".join(f"{name}={value}" for name, value in (changes or {}).items())
-    return Entry(spec, recipe, said)
+    return Entry(spec, recipe, said, over_decay)

@@ -53,10 +53,13 @@ def load(
     device: str = "cpu",
 ) -> Data:
     """The data of a run; files are found or fetched, and verified, by :mod:`.files`."""
-    from seht.lab.data import examples, images, tables, text
+    from seht.lab.data import examples, features, images, tables, text
 
     if recipe.task == "text":
         return text.Text(text.corpus(recipe.data, data_dir), recipe, device)
     name = recipe.data.name
-    source = images.pictures(name, data_dir) if recipe.task == "image" else tables.table(name)
+    if recipe.task == "features":
+        source = features.features(data_dir)
+    else:
+        source = images.pictures(name, data_dir) if recipe.task == "image" else tables.table(name)
     return examples.Examples(source, recipe, seed, device)

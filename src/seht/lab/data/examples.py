@@ -43,6 +43,8 @@ class Examples:
         config = recipe.data
         train, valid = split(config, len(source.x))
         order = torch.randperm(len(source.x), generator=generator(seed, "split")).to(device)
+        if config.balanced:
+            order = balanced(order, source.y.to(device))
         given = labels.replaced(source.y, source.classes, config, seed)
         x, y = source.x.to(device), given.to(device)
         # The examples themselves are shared between runs; a split is a list of places.
@@ -95,6 +97,16 @@ class Examples:
         if self._recipe.data.average > 1:
             values = F.avg_pool2d(values, self._recipe.data.average)
         return values.sub_(self._shift).mul_(self._scale)
+
+
+def balanced(order: Tensor, y: Tensor) -> Tensor:
+    """The same places, one of each class in turn: the first k times so many have k of each."""
+    found = y[order]
+    turn = torch.empty_like(order)
+    for label in found.unique():
+        mine = found == label
+        turn[mine] = torch.arange(int(mine.sum()), device=order.device)
+    return order[torch.argsort(turn, stable=True)]
 
 
 def split(config: DataConfig, count: int) -> tuple[slice, slice]:

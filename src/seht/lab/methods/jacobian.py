@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seht.lab.config import KINDS
 from seht.lab.methods.base import Forward, Method
 from seht.lab.methods.checks import at_least, not_negative
 
@@ -24,7 +25,7 @@ class Jacobian(Method):
     """
 
     name = "jacobian"
-    tasks = frozenset({"image", "table", "series"})
+    tasks = frozenset(KINDS) - {"text"}
     input_gradient = True
 
     def __init__(self, *, weight: float = 0.01, projections: int = 1) -> None:

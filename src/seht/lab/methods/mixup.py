@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Beta
 
+from seht.lab.config import KINDS
 from seht.lab.methods.base import Batch, Method
 from seht.lab.methods.checks import positive
 
@@ -18,14 +19,14 @@ class Mixup(Method):
     Train on :math:`s x_i + (1 - s) x_{\pi(i)}`.
 
     Zhang et al., arXiv 1710.09412: one s ~ Beta(alpha, alpha) and one permutation per batch, before
-    the forward pass.
+    the forward pass. Of a pretrained network's features where the recipe trains on these.
 
     Args:
         alpha: 1 in the paper (s is uniform).
     """
 
     name = "mixup"
-    tasks = frozenset({"image", "table", "series"})
+    tasks = frozenset(KINDS) - {"text"}
 
     def __init__(self, *, alpha: float = 1.0) -> None:
         self.alpha = positive("alpha", alpha)

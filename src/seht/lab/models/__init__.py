@@ -1,4 +1,5 @@
-"""The networks of the experiments: ResNet-18, Wide ResNet, a small CNN, LSTM, GRU, GPT and MLP.
+"""The networks of the experiments: ResNet-18, Wide ResNet, a small CNN, LSTM, GRU, GPT,
+MLP, and the upper part of a pretrained EfficientNet-Lite0.
 
 Classifiers take ``(batch, ...)``, such as images ``(batch, channels, height, width)``, and return
 logits. Language models take
@@ -17,6 +18,7 @@ from seht.lab.config import MODELS
 from seht.lab.models.gpt import GPT, GPTBlock
 from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
 from seht.lab.models.images import resnet18 as resnet18
+from seht.lab.models.lite0 import Lite0Top
 from seht.lab.models.mlp import MLP
 from seht.lab.models.parts import ACTIVATIONS, NORMS
 from seht.lab.models.text import RecurrentLM
@@ -33,6 +35,7 @@ __all__ = [
     "NORMS",
     "BasicBlock",
     "GPTBlock",
+    "Lite0Top",
     "RecurrentLM",
     "ResNet",
     "SmallBlock",
@@ -69,6 +72,8 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
             init=config.init,
             init_all=config.init_all,
         )
+    if config.name == "lite0":
+        return Lite0Top(classes=data.classes, dropout=config.dropout)
     task = "text" if data.example is None else ("table", "series", "image")[len(data.example) - 1]
     if config.name not in MODELS[task] or data.example is None:
         raise ValueError(unknown("model", config.name, MODELS[task]))

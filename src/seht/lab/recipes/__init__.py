@@ -15,7 +15,7 @@ from seht.errors import unknown
 from seht.lab.checking import check
 from seht.lab.config import Recipe
 from seht.lab.fields import Field, fields, from_dict, identity, override, to_dict
-from seht.lab.recipes.few import cifar10_16, cifar10_low, digits
+from seht.lab.recipes.few import cifar10_16, cifar10_low, digits, finetune
 from seht.lab.recipes.noisy import (
     cancer_noisy,
     cifar10_16_noisy,
@@ -70,6 +70,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cancer-noisy": cancer_noisy,
     "italy-power": italy_power,
     "italy-power-noisy": italy_power_noisy,
+    "finetune": finetune,
     "pydocs": pydocs,
     "gpt-small": gpt_small,
 }

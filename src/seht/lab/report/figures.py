@@ -41,10 +41,12 @@ def convergence(table: ReportTable) -> list[Panel]:
         "valid_loss": "validation loss",
         "valid_top1": "validation accuracy, %",
         "valid_perplexity": "validation perplexity",
+        "test_top1": "test accuracy, %",
+        "test_perplexity": "test perplexity",
     }
     found = {
         key: [curve(table.comparison.of(row.method), key) for row in table.rows]
-        for key in ("train_loss", "valid_loss", last)
+        for key in ("train_loss", "valid_loss", last, last.replace("valid", "test"))
     }
     panels = []
     for axis, unit in (("epoch", "epoch"), ("seconds", _unit(found)[0])):

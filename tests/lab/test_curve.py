@@ -1,0 +1,74 @@
+"""The test set's curve: written where it is asked for, and seen by nobody who chooses."""
+
+import csv
+import json
+
+import pytest
+import torch
+from small import digits, outcome, timeless, train
+from stops import stopped_and_resumed
+
+from seht.lab.data.examples import Examples
+from seht.lab.evaluate import evaluate
+from seht.lab.methods.parse import parse
+from seht.lab.recipes import identity
+from seht.lab.training import Training
+
+CURVE = {"curve": "true"}
+NOISY = {"data.noise": "0.4", "data.within": "true"}
+
+
+def table(directory):
+    with open(directory / "metrics.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_last_point_is_the_result(tmp_path):
+    result = train(digits(**CURVE), "mixup", 0, tmp_path)
+    found = [float(row["test_top1"]) for row in table(tmp_path)]
+    assert len(found) == 3 and found[-1] == result.metrics["last"]["test_top1"]
+    training = Training(digits(), parse("mixup"), 0, device="cpu")
+    training.bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    by_hand = evaluate(training.bare, training.data.eval_batches("test"), "image")["top1"]
+    assert found[-1] == by_hand
+
+
+@pytest.mark.parametrize("method", ["early-stopping(patience=1)", "seht-h(weight=tuned,warmup=0)"])
+def test_it_changes_nothing_else(method, tmp_path):
+    plain = train(digits(**NOISY), method, 0, tmp_path / "a")
+    drawn = train(digits(**NOISY, **CURVE), method, 0, tmp_path / "b")
+    assert timeless(vars(plain)) == timeless(vars(drawn))
+    assert "test_top1" not in table(tmp_path / "a")[0]
+    recorded = json.loads((tmp_path / "b" / "config.json").read_text())["recipe"]
+    assert recorded["curve"] is True and "curve" not in identity(digits())
+
+
+def test_a_search_has_none(tmp_path):
+    train(digits(**CURVE), "none", 0, tmp_path, test=False)
+    assert "test_top1" not in table(tmp_path)[0]
+
+
+def test_a_stopped_run_keeps_its_curve(tmp_path):
+    train(digits(**CURVE), "none", 0, tmp_path / "a")
+    stopped_and_resumed(digits(**CURVE), "none", tmp_path / "b", 6)
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+
+
+@pytest.mark.parametrize("method", ["early-stopping", "seht-h(weight=tuned,warmup=0)", "ema"])
+def test_no_choice_depends_on_the_test_labels(method, tmp_path, monkeypatch):
+    """With other test labels everything but the test figures is the same to the last digit."""
+    real = train(digits(**NOISY, **CURVE), method, 0, tmp_path / "a")
+    inside = Examples.__init__
+
+    def other(self, source, *arguments):
+        from dataclasses import replace
+
+        inside(self, replace(source, y_test=source.y_test.flip(0)), *arguments)
+
+    monkeypatch.setattr(Examples, "__init__", other)
+    shuffled = train(digits(**NOISY, **CURVE), method, 0, tmp_path / "b")
+    a, b = (torch.load(tmp_path / run / "model.pt", weights_only=True) for run in "ab")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert real.metrics["last"]["test_top1"] != shuffled.metrics["last"]["test_top1"]
+    assert real.metrics["best"]["epoch"] == shuffled.metrics["best"]["epoch"]
+    assert real.paths == shuffled.paths

@@ -1,0 +1,103 @@
+"""Fine-tuning: the two halves are the whole network, classes are balanced, weights are good."""
+
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from real_data import needs
+
+from seht.errors import MissingExtraError
+from seht.lab.data import examples, load
+from seht.lab.recipes import override, recipe
+
+pretrained = pytest.mark.skipif(
+    importlib.util.find_spec("efficientnet_lite_pytorch") is None, reason="not installed"
+)
+
+
+@pretrained
+def test_the_two_halves_are_the_whole():
+    from seht.lab.models import lite0
+
+    torch.manual_seed(0)
+    pixels = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
+    state = torch.get_rng_state()
+    whole = lite0.pretrained().eval()
+    assert torch.equal(state, torch.get_rng_state())
+    x = F.interpolate(pixels.float(), (96, 96), mode="bicubic", align_corners=False)
+    with torch.no_grad():
+        wanted = whole.extract_features((x - 127) / 128).mean((2, 3))
+        top = lite0.Lite0Top(classes=10).eval()
+        found = top.act(top.norm(top.conv(top.blocks(lite0.bottom(pixels))))).mean((2, 3))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pretrained
+def test_each_run_has_weights_of_its_own():
+    from seht.lab.models.lite0 import Lite0Top
+
+    first, second = Lite0Top(classes=10), Lite0Top(classes=10)
+    with torch.no_grad():
+        first.conv.weight.zero_()
+    assert second.conv.weight.abs().max() > 0
+    assert Lite0Top(classes=10).conv.weight.abs().max() > 0
+
+
+def test_as_many_of_each_class():
+    y = torch.randint(5, (1000,), generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(2))
+    found = examples.balanced(order, y)
+    assert sorted(found.tolist()) == list(range(1000))
+    for count in (10, 100, 500):
+        assert (y[found[:count]].bincount() == count // 5).all()
+    mine = [place for place in order.tolist() if y[place] == 3]
+    assert [place for place in found.tolist() if y[place] == 3] == mine  # the seed's order
+
+
+def test_balanced_training_and_validation_parts():
+    changes = {"data.balanced": "true", "data.size": "100", "data.validation": "20"}
+    data = load(override(recipe("digits-noisy"), {**changes, "data.noise": "0"}), 5)
+    for split, each in (("train", 8), ("valid", 2)):
+        y = torch.cat([batch.y for batch in data.eval_batches(split)])
+        assert (y.bincount(minlength=10) == each).all()
+
+
+def test_without_the_extra(monkeypatch):
+    from seht.lab.models import lite0
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'seht\[finetune\]'"):
+        lite0.pretrained()
+
+
+@pretrained
+@needs("cifar10")
+@pytest.mark.slow
+def test_a_linear_layer_on_it_is_far_above_chance():
+    """The pretrained features are good: 100 images are enough for half of the test images."""
+    data = load(override(recipe("finetune"), {"data.size": "100", "data.validation": "0"}), 0)
+    from seht.lab.models import build
+
+    torch.manual_seed(0)
+    model = build(recipe("finetune").model, data).eval()
+    weights = list(model.linear.parameters())
+
+    @torch.no_grad()
+    def features(split):
+        batches = list(data.eval_batches(split))
+        x = [model.act(model.norm(model.conv(model.blocks(b.x)))).mean((2, 3)) for b in batches]
+        return torch.cat(x), torch.cat([b.y for b in batches])
+
+    (x, y), (x_test, y_test) = features("train"), features("test")
+    optimizer = torch.optim.LBFGS(weights, max_iter=200)
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = sum(w.square().sum() for w in weights)
+        loss = F.cross_entropy(model.linear(x), y) + 1e-3 * penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert (model.linear(x_test).argmax(1) == y_test).double().mean() > 0.5

@@ -234,3 +234,10 @@ def test_params_may_be_a_generator():
     penalty = seht.HessianTrace(model, weight=WEIGHT, params=names)
     for record in records(penalty, closure_of(model), 2):
         assert record.layers == ("0.weight", "7.weight")
+
+
+def test_a_record_prints_as_a_line():
+    said = seht.StepRecord(3, 0.5, 20.0, 0.02, 1e-3, ("a", "b"), "difference", 1, 0.001)
+    line = "step 3: loss 0.5 + penalty 0.02 (weight 0.001 * trace 20, error 0.1%) over 2 tensors"
+    assert str(said) == f"{line}, engine difference"
+    assert str(seht.StepRecord(1_000, 0.25)) == "step 1,000: loss 0.25, without a penalty"

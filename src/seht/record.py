@@ -35,6 +35,17 @@ class StepRecord:
     shared: tuple[str, ...] = ()
     """With ``estimator="seht-s"``: tensors that kept one direction for all examples."""
 
+    def __str__(self) -> str:
+        """One line for people."""
+        if self.trace is None:
+            return f"step {self.step:,}: loss {self.loss:.4g}, without a penalty"
+        known = "" if self.error is None else f", error {self.error:.1%}"
+        return (
+            f"step {self.step:,}: loss {self.loss:.4g} + penalty {self.penalty:.3g} "
+            f"(weight {self.weight:.3g} * trace {self.trace:.4g}{known}) over "
+            f"{len(self.layers)} tensors, engine {self.engine}"
+        )
+
 
 def check_finite_loss(loss: float) -> None:
     """Refuse NaN and infinity."""

@@ -45,7 +45,9 @@ def find_target(target: str) -> Any:
             )
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"{target} is {describe(found)}, not a function")
+        raise UsageError(
+            f"{target} is {describe(found)}, not a function; write one that returns it"
+        )
     return found
 
 

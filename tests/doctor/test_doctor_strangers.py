@@ -14,6 +14,9 @@ EXPECTED = {
     "efficientnet": (None, "memorising"),
 }
 """The boundary that is needed, and the regime."""
+COARSE = {"efficientnet": ("imprecise",)}
+"""Right in float64, and in float32 off by 0.96 with four images of 64 x 64 in train mode: that is
+to be said, and the penalty not to be recommended."""
 
 
 @pytest.mark.slow
@@ -24,8 +27,10 @@ def test_a_stranger(name):
         pytest.skip(f"{package} is not installed")
     report = seht.doctor(*make(), budget=30)
     boundary, kind = EXPECTED[name]
-    assert report.ok, str(report)
+    found = report.check.engines[report.engine]
+    assert found.verdict in ("trusted", *COARSE.get(name, ())), str(report)
+    assert report.ok is (found.verdict == "trusted")
     assert (report.choice.curvature, report.choice.boundary) == ("ggn", boundary)
     assert report.regime.kind == kind, str(report)
-    assert report.engine == "difference" and all(c.ratio for c in report.costs.forms)
+    assert all(cost.ratio for cost in report.costs.forms)
     assert boundary is None or f'boundary="{boundary}"' in report.lines[0]

@@ -153,8 +153,8 @@ def _examine(
 
 
 def _checks(patient: Patient, choice: CurvatureChoice, seed: int, end: float) -> list[CheckReport]:
-    """Of the engine that is recommended; of the other one, slow as it is, where that is not in order
-    and there is time.
+    """Of the recommended engine; of the other, slow as it is, where that is not in order and there
+    is time.
     """
     found = []
     for engine in ("difference", "autograd"):

@@ -73,11 +73,12 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--curvature", nargs="+", default=["ggn", "hessian"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     apart = 6
     print(f"{'':18}{'penalised':>10}{'with a look':>12}{'tuning, on average':>20}")
-    for curvature in ("ggn", "hessian"):
+    for curvature in options.curvature:
         for form in ("scalar", "lean"):
             fixed, look = measure(options.width, options.batch, options.rounds, curvature, form)
             cost = (look - fixed) / apart

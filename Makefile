@@ -85,7 +85,7 @@ docs: $(SETUP_STAMP) ## build the site into site/, strictly; open site/index.htm
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
 figures: $(SETUP_STAMP) ## draw the pictures of the documentation again (minutes)
-	@set -e; for script in logo architecture frozen_decisions two_minima cost_variance; do \
+	@set -e; for script in logo architecture frozen_decisions two_minima weight cost_variance; do \
 	  echo "== $$script"; $(PY) scripts/figures/$$script.py; done
 
 dist: $(SETUP_STAMP) ## the wheel and the source distribution, into dist/

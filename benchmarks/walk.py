@@ -5,7 +5,8 @@
 
 A file counts when a function in it runs during a step. What the first steps do besides (the check
 of the step size, the comparison of passes) is over by then. Times are
-whole steps with SGD at learning rate 0, each between two plain ones: ratios hold on a busy machine.
+processor seconds of whole steps with SGD at learning rate 0, on one thread, each between two plain
+ones, so that the ratios hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -104,11 +105,11 @@ def ratios(kind: str, rounds: int) -> dict[str, float]:
     def seconds(step: Callable[[], object], repeats: int) -> float:
         taken = []
         for _ in range(repeats):
-            start = time.perf_counter()
+            start = time.process_time()
             optimizer.zero_grad()
             step()
             optimizer.step()
-            taken.append(time.perf_counter() - start)
+            taken.append(time.process_time() - start)
         return statistics.median(taken)
 
     def plain() -> float:

@@ -72,7 +72,7 @@ def files(form: str, kind: str = "digits") -> Counter[str]:
 
 
 def objects() -> Counter[str]:
-    """The attributes of every object of ours that is alive during a step, the most of each class."""
+    """The attributes of our objects that are alive during a step, the most of each class."""
     model, closure = problem("digits")
     penalty = seht.HessianTrace(model, weight=1e-3, seed=0)
     found: Counter[str] = Counter()

@@ -151,6 +151,7 @@ class Ones:
     """A user's own: one fixed direction."""
 
     name, probes, scale = "ones", 1, 2.0
+    signs = False
 
     def layers(self, count, seed):
         return (count - 1,)

@@ -112,7 +112,7 @@ def test_seht_d_is_the_mean_form_over_what_it_draws(network, seed, prob, count):
 class EverySign:
     """All 2^n sign vectors as the probes of one estimate, whose mean is the trace exactly."""
 
-    name, scale = "every-sign", 1.0
+    name, scale, signs = "every-sign", 1.0, False
 
     def __init__(self, sizes, seed):
         vectors = [torch.tensor(v) for v in product((-1, 1), repeat=sum(sizes))]

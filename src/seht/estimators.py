@@ -11,7 +11,7 @@ the entries of a probe are drawn, and the scale. The products :math:`\sigma^T H 
 7 of the paper's Algorithms 1 and 2, are the engines' part: ``engines/autograd.py`` has them as
 printed.
 
-Any object with these members is an estimator; ``HessianTrace(estimator=...)`` takes it.
+``HessianTrace(estimator=...)`` takes any object with the members of :class:`Estimator`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COUPLINGS = ("refuse", "own", "frozen")
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What an engine needs to know of an estimator."""
+    """What an engine needs to know of an estimator; all that is read of one."""
 
     @property
     def name(self) -> str:
@@ -47,6 +47,10 @@ class Estimator(Protocol):
     @property
     def scale(self) -> float:
         """The factor on the mean of the products."""
+
+    @property
+    def signs(self) -> bool:
+        """Whether every entry of a probe is 1 or -1: then its length is known."""
 
     def layers(self, count: int, seed: int) -> tuple[int, ...]:
         """Which of ``count`` tensors are drawn in this step."""
@@ -133,6 +137,7 @@ class SehtD:
     distribution: str = "rademacher"
 
     name = "seht-d"
+    signs = False
 
     def __post_init__(self) -> None:
         _check_probes(self.probes)
@@ -200,7 +205,6 @@ class SehtS:
 
     name = "seht-s"
     scale = 1.0
-    per_sample = True
     signs = True
 
     def __post_init__(self) -> None:
@@ -238,7 +242,8 @@ def make(
         if not isinstance(estimator, Estimator) or isinstance(estimator, type):
             raise TypeError(
                 f"estimator must be a name ({_names(ESTIMATORS)}) or an estimator object "
-                f"such as seht.SehtH(), not {estimator!r}"
+                "such as seht.SehtH(), with every member of seht.estimators.Estimator, not "
+                f"{estimator!r}"
             )
         if options:
             raise ValueError(

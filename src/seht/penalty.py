@@ -297,11 +297,11 @@ class HessianTrace:
         with BorrowedBuffers(task.model) as buffers:
             output = closure()
         loss = check_loss(split(output)[0])
-        after = RandomState(task.model.parameters())
+        after = RandomState(task.parameters, task.random)
         with after.all_kept():
-            estimate = self._engine.estimate(replace(task, limit=None), self._ranks, watch=True)
-        estimate.loss, estimate.output, estimate.commit = loss, output, buffers.commit
-        return estimate
+            trace = replace(task, limit=None, random=after)
+            estimate = self._engine.estimate(trace, self._ranks, watch=True)
+        return replace(estimate, loss=loss, output=output, commit=buffers.commit)
 
     def lasts(self, total_steps: int) -> None:
         """The length of the training, from whoever knows it; one that was given stays."""

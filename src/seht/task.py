@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seht import probes as draw
-from seht.estimators import Estimator
+from seht.estimators import Estimator, SehtS
 from seht.tensors.dtensors import is_dtensor, own_part
 
 Closure = Callable[[], Any]
@@ -77,9 +77,19 @@ class Task:
     """Of the caller's (``state.RandomState``): hears of generators that the closure has."""
 
     @property
-    def per_sample(self) -> bool:
-        """Whether every example has a probe of its own."""
-        return bool(getattr(self.estimator, "per_sample", False))
+    def examples(self) -> SehtS | None:
+        """The estimator, where every example has a probe of its own."""
+        return self.estimator if isinstance(self.estimator, SehtS) else None
+
+    @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The parts of the model: walking through it costs more than looking at each."""
+        return tuple(self.model.modules())
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The model's parameters."""
+        return tuple(self.model.parameters())
 
     @property
     def constant(self) -> bool:
@@ -104,8 +114,8 @@ class Task:
         """The probes of this task, one after the other. Of ``frugal`` ones large parts are redrawn,
         not kept, where they are signs, which are drawn as fast as they are read.
         """
-        signs = bool(getattr(self.estimator, "signs", False))
-        redraw = frugal and signs and not self.per_sample
+        signs = self.estimator.signs
+        redraw = frugal and signs and self.examples is None
         redraw = redraw and not any(is_dtensor(w) for w in self.weights.values())
         for k in range(self.estimator.probes):
             names = zip(self.indices, self.weights, strict=True)
@@ -198,14 +208,20 @@ def _told(value: Any) -> str:
     return f"{name}; return the loss itself, not loss.item()"
 
 
-def refuse_scripted(model: nn.Module, engine: str) -> None:
+def refuse_scripted(modules: Sequence[nn.Module], engine: str) -> None:
     """Scripted code hides its operators: they can neither be made safe nor frozen."""
-    for name, module in model.named_modules():
+    for module in modules:
         if isinstance(module, torch.jit.ScriptModule):
+            name = name_of(module, modules)
             raise RuntimeError(
                 f"{'module ' + repr(name) if name else 'the model'} is scripted, which hides its "
                 f"operators from engine={engine!r}; pass the module as it was before torch.jit"
             )
+
+
+def name_of(module: nn.Module, modules: Sequence[nn.Module]) -> str:
+    """The name of a part of a model, given all of them; that of the whole is empty."""
+    return next((name for name, part in modules[0].named_modules() if part is module), "")
 
 
 def report_unused(task: Task, unused: list[str]) -> tuple[str, ...]:

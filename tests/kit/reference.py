@@ -20,6 +20,7 @@ class Along:
     """An estimator whose one probe is given: the estimate is exactly ``s^T H s``."""
 
     name, probes, scale = "along", 1, 1.0
+    signs = False
 
     def __init__(self, directions: Sequence[Tensor], seed: int = SEED) -> None:
         self.parts = {probes.entry_seed(seed, 0, i): part for i, part in enumerate(directions)}

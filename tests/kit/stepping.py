@@ -69,6 +69,7 @@ class Drawn:
     """An estimator that draws given tensors, whatever the seed."""
 
     name, scale = "drawn", 1.0
+    signs = False
 
     def __init__(self, *indices, probes=1):
         self.indices, self.probes = indices, probes

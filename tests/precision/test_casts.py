@@ -12,7 +12,7 @@ from torch import nn
 import seht
 from seht import measure
 from seht.engines.step_size import START
-from seht.tensors.graph import coarsest
+from seht.tensors.graph import survey
 
 TOKENS = torch.randint(13, (4, 9), generator=torch.Generator().manual_seed(1))
 
@@ -120,9 +120,9 @@ def test_measured(curvature, per_layer):
 
 def test_what_counts():
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    assert coarsest([w.sin().sum()]) == torch.float64
-    assert coarsest([w.sin().sum().float()]) == torch.float64  # its gradient is 1
-    assert coarsest([w.float().sin().sum().double()]) == torch.float32
-    assert coarsest([w.float().bfloat16().sin().sum().double()]) == torch.bfloat16
-    assert coarsest([torch.view_as_complex(w[:2].float()).abs().sum()]) == torch.float32
-    assert coarsest([(w * w.detach().float()).sum()]) == torch.float64
+    assert survey([w.sin().sum()]).coarsest == torch.float64
+    assert survey([w.sin().sum().float()]).coarsest == torch.float64  # its gradient is 1
+    assert survey([w.float().sin().sum().double()]).coarsest == torch.float32
+    assert survey([w.float().bfloat16().sin().sum().double()]).coarsest == torch.bfloat16
+    assert survey([torch.view_as_complex(w[:2].float()).abs().sum()]).coarsest == torch.float32
+    assert survey([(w * w.detach().float()).sum()]).coarsest == torch.float64

@@ -95,7 +95,7 @@ def check(
     check_boundary(model, boundary)
     form = Form(curvature, boundary, estimators.make(estimator, options, _ARGUMENTS))
     if engines is None:
-        engines = "auto" if getattr(form.estimator, "per_sample", False) else ENGINES
+        engines = "auto" if isinstance(form.estimator, estimators.SehtS) else ENGINES
     names = [make_engine(n).name for n in ([engines] if isinstance(engines, str) else engines)]
     if not names:
         raise ValueError(f"engines is empty; name some of {', '.join(ENGINES)}, or leave it out")

@@ -27,6 +27,7 @@ from torch import Tensor
 from seht.check.outputs import Outputs, gauss_newton
 from seht.check.sandbox import Gradient, Sandbox
 from seht.check.tape import NotRepeatable, Tape
+from seht.estimators import SehtS
 
 LADDER = tuple(1e-3 * 4.0**-k for k in range(9))
 """Steps relative to the size of the weights, from 1e-3 down to 1.5e-8."""
@@ -91,7 +92,7 @@ class _Rung:
 
 def measure(box: Sandbox, seed: int, need: float) -> Truth:
     """The truth for one task, its own error below ``need``; else :class:`Inconclusive`."""
-    if getattr(box.form.estimator, "per_sample", False):
+    if isinstance(box.form.estimator, SehtS):
         raise Inconclusive(
             "differences of whole batches say nothing about a probe for each example; "
             "estimator='seht-h' goes through the same passes: check that"

@@ -11,6 +11,7 @@ model counts to the loss, unless ``boundary=`` or a mark says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextvars import Token
 from typing import Any
 
@@ -53,7 +54,9 @@ class Boundary:
     copied = False
     """Whether this came into being with a copy of the model, made inside the closure."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(
+        self, task: Task, *, cut: bool = False, dropped: Dropped | None = None, tracker: Any = None
+    ) -> None:
         self._module = find_module(task.model, task.boundary)
         self._named = task.boundary is not None
         self._weights = list(task.weights.values())
@@ -64,15 +67,14 @@ class Boundary:
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
         self._kept: frozenset[int] | None = None
-        self.cut = False
-        """Make the outputs leaves, so that the network's graph can go."""
-        self.roots: list[Tensor] = []
-        self.dropped: Dropped | None = None
+        self._cut = cut
+        """Make the outputs leaves, so that the network's graph can go: at the centre."""
+        self._roots: list[Tensor] = []
+        """What the network's graph ends in, where it was cut off."""
+        self._dropped = dropped
         """Where no graph is kept: the loss has one all the same, to be differentiated twice."""
-        self.tracker: Any = None
-        """Follows the examples, for per-sample probes."""
-        self.made: set[int] = set()
-        """The identities of what was given out, for those who ask where a tensor comes from."""
+        self._tracker = tracker
+        """Follows the examples, for per-sample probes, at the centre."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy (or pickle) of the model has our hooks, too: there they do nothing."""
@@ -91,16 +93,25 @@ class Boundary:
         """The same as the network itself put it out, before it was copied."""
         return [origin for _, origin in self._origins.values()]
 
-    def restrict(self, loss: Tensor) -> None:
-        """Leave out outputs that the loss does not depend on, now and in the passes to come: they
-        served something else, and their graph may be gone.
+    @property
+    def given(self) -> Container[int]:
+        """The identities of what was given out, for those who ask where a tensor comes from."""
+        return self._origins
+
+    def settle(self, loss: Tensor) -> list[Tensor]:
+        """The centre has run: leave out outputs that the loss does not depend on, now and in the
+        passes to come, as they served something else, and their graph may be gone. Those passes
+        keep their graphs whole. Returns the ends of the one that was cut off.
         """
+        roots, self._roots = self._roots, []
+        self._cut, self._tracker = False, None
         self._kept = None
         if len(self.outputs) > 1:
             nodes = [node_of(z) for z in self.outputs]
             found = reached([loss.grad_fn], set())  # past outputs: one may lead to another
             kept = frozenset(place for place, node in enumerate(nodes) if node in found)
             self._kept = kept or None
+        return roots
 
     def mark(self, outputs: Any) -> Any:
         """Take over a structure of tensors marked by the user."""
@@ -108,7 +119,8 @@ class Boundary:
         return self._alias(outputs, self._marked)
 
     def __enter__(self) -> Boundary:
-        self._hooked, self._marked, self.roots, self._origins = [], [], [], {}
+        self._hooked, self._marked, self._roots = [], [], []
+        self._origins.clear()
         self._depth = self._calls = 0
         self._token: Token[Boundary | None] = BOUNDARY.set(self)
         self._handles = [
@@ -143,8 +155,8 @@ class Boundary:
         return self._alias(outputs, self._hooked)
 
     def _drop(self, on: bool) -> None:
-        if self.dropped is not None:
-            self.dropped.on = on
+        if self._dropped is not None:
+            self._dropped.on = on
 
     def _alias(self, value: Any, found: list[Tensor]) -> Any:
         return mapped(value, lambda tensor: self._take(tensor, found))
@@ -163,31 +175,30 @@ class Boundary:
                 tensor = tensor.clone()  # put out as it is it would move with the weight
             if tensor.dtype in HALVES:
                 tensor = tensor.float()  # what follows is divided by the step
-            if self.cut and (traced or not is_functorch_wrapped_tensor(tensor)):
-                self.roots.append(tensor)
+            if self._cut and (traced or not is_functorch_wrapped_tensor(tensor)):
+                self._roots.append(tensor)
                 found.append(tensor.detach().requires_grad_())
             else:
                 found.append(tensor.view_as(tensor))
             # The closure may write into what it gets.
             given = found[-1].clone() if dim is None else again(found[-1], dim)
-            if self.tracker is not None:
-                self.tracker.same(tensor, given)
+            if self._tracker is not None:
+                self._tracker.same(tensor, given)
         self._origins[id(given)] = (given, tensor)
-        self.made.add(id(given))
         return given
 
     def _take_unformed(self, logits: Unformed, found: list[Any]) -> Tensor:
-        if self.cut:
-            self.roots.append(logits)
-        found.append(logits.cut() if self.cut else logits)
+        if self._cut:
+            self._roots.append(logits)
+        found.append(logits.cut() if self._cut else logits)
         given = found[-1].copy()
         self._origins[id(given)] = (given, logits)
-        self.made.add(id(given))
         return given
 
     def forget(self) -> None:
         """What was put out is not needed any more, and may be large."""
-        self._hooked, self._marked, self.roots, self._origins = [], [], [], {}
+        self._hooked, self._marked, self._roots = [], [], []
+        self._origins.clear()
 
     def _is_weight(self, tensor: Tensor) -> bool:
         if torch.compiler.is_compiling():  # addresses cannot be traced

@@ -18,10 +18,12 @@ from seht.distributed.detour import Detour
 from seht.distributed.fsdp_passes import ShardedPasses
 from seht.distributed.ranks import Ranks
 from seht.distributed.shards import Shards, parallel
+from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
 from seht.precision.half_weights import HALVES
+from seht.replay.centre import record
 from seht.replay.passes import Passes
-from seht.task import Task
+from seht.replay.plan import Plan
 from seht.tensors.dtensors import is_dtensor
 from seht.tensors.gradients import Gradient
 
@@ -139,10 +141,11 @@ class FSDPRanks(Ranks):
         with self.shards.cleaned(), self.shards.hidden():
             yield
 
-    def passes(self, task: Task, **options: Any) -> Passes:
+    def passes(self, plan: Plan) -> Passes:
         """Over the shards, with a graph that cannot be kept."""
         with refuse_kept():
-            return ShardedPasses(task, self.shards, **options)
+            centre = record(plan, self.shards.hidden)
+        return ShardedPasses(plan, centre, self.shards)
 
 
 def refuse_forms(engine: str, estimator: object, *, lean: bool, elsewhere: bool) -> None:
@@ -153,7 +156,7 @@ def refuse_forms(engine: str, estimator: object, *, lean: bool, elsewhere: bool)
             f"{sharded}through which engine={engine!r} cannot differentiate twice; leave engine= "
             "out and call penalty.backward(closure)"
         )
-    if getattr(estimator, "per_sample", False):
+    if isinstance(estimator, SehtS):
         raise RuntimeError(
             f"{sharded}and estimator='seht-s' needs whole weights; use estimator='seht-h'"
         )

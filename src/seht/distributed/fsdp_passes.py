@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from seht.distributed.shards import Shards
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.centre import Centre
 from seht.replay.passes import Passes
+from seht.replay.plan import Plan
 from seht.replay.weights import Weights, step_size
-from seht.task import Directions, Task, report_unused
+from seht.task import Directions
 from seht.tensors.dtensors import is_dtensor, like, local, place
 from seht.tensors.gradients import Gradient, dense, real, stride_of
-from seht.tensors.graph import Take, coarsest, handed_out, leaves_of, refuse_older
+from seht.tensors.graph import Survey, Take, handed_out, refuse_older
 
 
 class ShardedWeights(Weights):
@@ -65,53 +68,45 @@ class ShardedPasses(Passes):
         """Weights are gathered anew for a backward pass, which serves one graph."""
         return False
 
-    def __init__(self, task: Task, shards: Shards, **options: Any) -> None:
+    def __init__(self, plan: Plan, centre: Centre, shards: Shards) -> None:
         self.shards = shards
-        super().__init__(task, **options)
+        self._refuse_others(centre.buffers)
+        super().__init__(plan, centre, shards.hidden)
 
-    def _survey(self, since: int) -> None:
-        """Leaves are the shards; what is used on one rank counts as used on all."""
-        self._refuse_others()
-        roots = self._roots()
-        self.coarsest = coarsest(roots) if self._types else None
-        found, self.older = leaves_of(roots, since)
-        gathered = self.shards.gathered
+    def _reached(self, found: Survey) -> tuple[list[Tensor], list[Tensor]]:
+        """Leaves are the shards."""
         shards = {id(p.sharded_param): p.sharded_param for p in self.shards.params}
         cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
-        others = [leaf for leaf in found if id(leaf) not in {*gathered, *shards, *cut}]
-        self.leaves = [*(w for w in shards.values() if w.requires_grad), *others]
-        whole = {id(p) for p in self.task.model.parameters()}  # a part may not be sharded
-        self._meet({id(leaf) for leaf in others} - whole, roots)
+        own = {*self.shards.gathered, *shards, *cut}
+        others = [leaf for leaf in found.leaves if id(leaf) not in own]
+        leaves = [*(w for w in shards.values() if w.requires_grad), *others]
+        return leaves, self._beside_the_model(others)  # a part may not be sharded
+
+    def _drawn(self, found: Survey) -> dict[str, Tensor]:
+        """What is used on one rank counts as used on all."""
+        gathered, weights = self.shards.gathered, self.task.weights
         if self.older:
-            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found}
-            drawn = {n: met.get(id(w), w) for n, w in self.task.weights.items()}
-            refuse_older(drawn, [self.loss], since)
-        reached = {id(gathered.get(id(leaf), leaf)) for leaf in found}
-        mask = torch.tensor([float(id(w) in reached) for w in self.task.weights.values()])
+            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found.leaves}
+            drawn = {n: met.get(id(w), w) for n, w in weights.items()}
+            refuse_older(drawn, [self.loss], self._centre.since)
+        reached = {id(gathered.get(id(leaf), leaf)) for leaf in found.leaves}
+        mask = torch.tensor([float(id(w) in reached) for w in weights.values()])
         uses = self.shards.sum(mask).tolist()
-        names = dict(zip(self.task.weights, uses, strict=True))
-        self.used = {n: w for n, w in self.task.weights.items() if names[n]}
-        self.unused = report_unused(self.task, [n for n in self.task.weights if not names[n]])
+        return {n: w for (n, w), use in zip(weights.items(), uses, strict=True) if use}
 
-    def _refuse_others(self) -> None:
+    def _refuse_others(self, buffers: BorrowedBuffers) -> None:
         known = {id(state) for state in self.shards.states}
-        for other in self.buffers.others:
-            for module in other.modules():
-                state = getattr(module, "_get_fsdp_state", lambda: None)()
-                if state is not None and id(state) not in known:
-                    raise RuntimeError(
-                        f"the closure calls a {type(module).__name__} that fully_shard sharded "
-                        "and that is no part of the penalty's model; give HessianTrace a module "
-                        "that holds both, and choose the weights with params="
-                    )
+        for module in buffers.modules_beside:
+            state = getattr(module, "_get_fsdp_state", lambda: None)()
+            if state is not None and id(state) not in known:
+                raise RuntimeError(
+                    f"the closure calls a {type(module).__name__} that fully_shard sharded "
+                    "and that is no part of the penalty's model; give HessianTrace a module "
+                    "that holds both, and choose the weights with params="
+                )
 
-    def _own_weights(self) -> Weights:
+    def _movable(self, still: set[str]) -> Weights:
         return ShardedWeights(self.used, self.shards)
-
-    @contextmanager
-    def _mode(self, mode: Any) -> Iterator[None]:
-        with self.shards.hidden(), super()._mode(mode):
-            yield
 
     def commit(self) -> None:
         """Take over buffers, and gradients of plain calls that wait for this one."""
@@ -155,9 +150,10 @@ class ShardedPasses(Passes):
             return self.shards.sum(value), self.shards.mean(loss).to(loss.dtype)
         return self.shards.mean(value).to(value.dtype), self.shards.mean(loss).to(loss.dtype)
 
-    def refuse_behind(self, leaves: set[int]) -> None:
+    def tie(self, behind: set[int]) -> None:
         """The loss's own curvature is taken outside the pass, when such weights are sharded."""
-        if leaves & {*self.shards.gathered, *(id(p.sharded_param) for p in self.shards.params)}:
+        super().tie(behind)
+        if behind & {*self.shards.gathered, *(id(p.sharded_param) for p in self.shards.params)}:
             raise RuntimeError(
                 'curvature="ggn": sharded weights lie behind the outputs, where the loss is '
                 "differentiated twice; choose a boundary= behind them, or use curvature='hessian'"

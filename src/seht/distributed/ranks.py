@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seht.replay.centre import record
 from seht.replay.passes import Passes
-from seht.task import Closure, Task
+from seht.replay.plan import Plan
+from seht.task import Closure
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import quiet
 
@@ -146,9 +148,9 @@ class Ranks:
         """Around one estimate: refuses weights that cannot be moved, and cleans up if it fails."""
         yield
 
-    def passes(self, task: Task, **options: Any) -> Passes:
-        """The passes of a difference estimate."""
-        return Passes(task, **options)
+    def passes(self, plan: Plan) -> Passes:
+        """The passes of a difference estimate, of which the first has run."""
+        return Passes(plan, record(plan))
 
 
 LOCAL = Ranks()

@@ -31,6 +31,7 @@ from seht.curvature.boundary import Boundary
 from seht.curvature.flat_losses import NotTwice, look, make_of, twice
 from seht.curvature.output_curvature import slope
 from seht.distributed import LOCAL, Ranks
+from seht.estimators import SehtS
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
@@ -70,7 +71,7 @@ WRONG = "use engine='difference', which needs first derivatives only"
 
 def refuse_per_sample(estimator: object) -> None:
     """Per-sample probes are made by rules of the other engine."""
-    if getattr(estimator, "per_sample", False):
+    if isinstance(estimator, SehtS):
         raise ValueError(
             "estimator='seht-s' needs engine='difference' (or 'auto'): engine='autograd' has one "
             "probe for all examples"
@@ -91,8 +92,8 @@ class AutogradEngine:
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
     ) -> Estimate:
         """Loss and trace with one forward pass and nested gradients; the forms are one here."""
-        refuse_scripted(task.model, self.name)
-        refuse_parallel(task.model)
+        refuse_scripted(task.modules, self.name)
+        refuse_parallel(task.modules)
         refuse_compiled(task.model)
         refuse_per_sample(task.estimator)
         with (
@@ -110,15 +111,15 @@ class AutogradEngine:
             with BorrowedBuffers(task.model) as buffers, boundary or nullcontext():
                 output, heard = _run(task, precision, random)
             loss = source = check_loss(split(output)[0])
-            hooks = hooks_of([task.model, *buffers.others])
+            hooks = hooks_of([*task.modules, *buffers.modules_beside])
             if hooks or heard:
-                precision.hooked = True
+                precision.hear()
                 again = BorrowedBuffers(task.model, buffers.others)
                 with _repeated(random, start), again, muted(hooks), boundary or nullcontext():
                     repeated, _ = _run(task, precision, random, again=True)
                 source = check_loss(split(repeated)[0])
             if boundary is not None:
-                boundary.restrict(source)
+                boundary.settle(source)
             refuse_once([source], weights, ONCE)
             refuse_wrong([source], weights, 3 if task.differentiable else 2, WRONG)
             with _explained(), quiet(weights):

@@ -9,8 +9,8 @@ With :math:`w_\pm = w \pm e\sigma`,
 
 both with an error of order :math:`e^2`: three plain steps, and nothing but first derivatives,
 which every operator has right. The centre pass records each decision and the perturbed passes
-replay it (``recorder.py``, ``replay.py``, ``kinks/``); without that the difference of a ReLU
-network is another object, whatever the step. The Gauss-Newton trace is in ``ggn.py``.
+replay it (``replay/``, ``operators/``); without that the difference of a ReLU network is another
+object, whatever the step. The Gauss-Newton trace is in ``gauss_newton.py``.
 
 Two forms. *Scalar*: the centre's graph waits for the user's ``backward()``. *Lean*: every pass is
 differentiated at once and one graph lives at a time.
@@ -36,12 +36,12 @@ from seht.engines.step_plan import StepPlan
 from seht.engines.step_size import StepControl
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory
-from seht.precision.policy import check_precision, prepared
-from seht.replay.groups import refuse_parallel
+from seht.precision.policy import Precision, check_precision, prepared
 from seht.replay.made_leaves import refuse_lost
 from seht.replay.passes import Passes
+from seht.replay.plan import Plan
 from seht.replay.reentry import alone
-from seht.task import Directions, Estimate, Task, check_loss, refuse_scripted, split
+from seht.task import Directions, Estimate, Task, check_loss, split
 from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored
 from seht.tensors.hooks import hooks_of
@@ -81,8 +81,6 @@ class DifferenceEngine:
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
     ) -> Estimate:
         """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
-        refuse_scripted(task.model, self.name)
-        refuse_parallel(task.model)
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -92,78 +90,68 @@ class DifferenceEngine:
             ranks.estimating(task.weights),
             prepared(task, self.precision) as (task, precision),
         ):
-            plan = StepPlan(task, self.steps, self.draws, check=watch)
-            watch = plan.check
-            prefix = not watch and _pays(task) and ranks.keeps_graphs
-            # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
-            held = getattr(task.estimator, "coupling", None) == "frozen"
-            lean = lean and not prefix and not held
-            if ranks.keeps_graphs:
-                lean = lean and not task.skip and not self._whole and not hooks_of([task.model])
-            options: dict[str, Any] = {
-                "prefix": prefix,
-                "watch": watch or self.steps.uses < 2,
-                "memory": self.memory,
-                "precision": precision,
-                "types": True,
-                "unformed": self._may_not_form(task, prefix, ranks),
-            }
+            steps = StepPlan(task, self.steps, self.draws, check=watch)
+            plan = self._plan(task, precision, ranks, lean=lean, check=steps.check)
             try:
-                passes, found = self._run(task, ranks, plan, precision, lean, options)
+                passes, found = self._run(plan, ranks, steps)
             except KeepLogits:  # the closure looks at its logits: let it have them
                 self._formed = True
-                plan = StepPlan(task, self.steps, self.draws, check=watch)
-                options["unformed"] = False
-                passes, found = self._run(task, ranks, plan, precision, lean, options)
-        found.commit = precision.committing(passes.commit)
-        found.own = passes.own
-        found.shared = passes.shared
-        found.output = precision.given_out(found.output)
+                steps = StepPlan(task, self.steps, self.draws, check=watch)
+                passes, found = self._run(replace(plan, unformed=False), ranks, steps)
         if not task.differentiable:
-            found.loss, found.trace = found.loss.detach(), found.trace.detach()
-        found.learn = partial(self._learn, plan)
-        return found
-
-    def _may_not_form(self, task: Task, prefix: bool, ranks: Ranks) -> bool:
-        """Whether large logits can be gone through a few rows at a time."""
-        return (
-            task.curvature == "ggn"
-            and task.differentiable
-            and ranks.keeps_graphs
-            and not (self._formed or self.two_sided or prefix or task.per_sample)
+            found = replace(found, loss=found.loss.detach(), trace=found.trace.detach())
+        return replace(
+            found,
+            output=precision.given_out(found.output),
+            shared=passes.shared,
+            own=passes.own,
+            commit=precision.committing(passes.commit),
+            learn=partial(self._learn, steps),
         )
 
-    def _run(
-        self,
-        task: Task,
-        ranks: Ranks,
-        plan: StepPlan,
-        precision: Any,
-        lean: bool,
-        options: dict[str, Any],
-    ) -> tuple[Passes, Estimate]:
+    def _plan(
+        self, task: Task, precision: Precision, ranks: Ranks, *, lean: bool, check: bool
+    ) -> Plan:
+        """What the passes will do; ``check`` if they compare steps."""
+        prefix = not check and _pays(task) and ranks.keeps_graphs
+        formed = self._formed or self.two_sided or prefix or task.examples is not None
+        whole = Plan(
+            task,
+            precision,
+            self.memory,
+            prefix=prefix,
+            watch=check or self.steps.uses < 2,
+            unformed=task.curvature == "ggn"
+            and task.differentiable
+            and ranks.keeps_graphs
+            and not formed,
+        )
+        # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
+        lean = lean and not prefix and not whole.held
+        if ranks.keeps_graphs:
+            lean = lean and not task.skip and not self._whole and not hooks_of(task.modules)
+        return replace(whole, lean=True) if lean else whole
+
+    def _run(self, plan: Plan, ranks: Ranks, steps: StepPlan) -> tuple[Passes, Estimate]:
         try:
-            passes = ranks.passes(task, lean=lean, **options)
+            passes = ranks.passes(plan)
         except KeepGraph:  # the closure uses its graph: hooks on it, a gradient from it
-            lean, self._whole = False, True
-            passes = ranks.passes(task, **options)
-        if passes.hooked and getattr(task.estimator, "coupling", None) == "frozen":
-            raise ValueError(
-                "coupling='frozen' sends its gradient through the network's own graph, where "
-                "backward hooks would meet it; remove the hooks, or take coupling='own'"
-            )
+            plan, self._whole = replace(plan, lean=False), True
+            passes = ranks.passes(plan)
+        passes.refuse_hooks()
         if not passes.used:
-            return passes, _nothing_used(passes, lean)
-        dtype = precision.effective(next(iter(passes.used.values())).dtype, passes.coarsest)
-        plan.start(task.curvature, dtype)
-        if task.curvature != "ggn":
-            return passes, hessian(passes, plan, lean=lean)
+            return passes, _nothing_used(passes, plan.lean)
+        dtype = next(iter(passes.used.values())).dtype
+        steps.start(plan.task.curvature, plan.precision.effective(dtype, passes.coarsest))
+        if not plan.ggn:
+            return passes, hessian(passes, steps, lean=plan.lean)
         sided, looked = self.two_sided, self._looked
         try:
-            return passes, gauss_newton(passes, plan, lean=lean, two_sided=sided, looked=looked)
+            found = gauss_newton(passes, steps, lean=plan.lean, two_sided=sided, looked=looked)
         except KeepLogits:
-            passes.random.begin(passes.start)
+            passes.rewind()
             raise
+        return passes, found
 
     def _learn(self, plan: StepPlan) -> float | None:
         self.steps, error = plan.learn()

@@ -30,15 +30,16 @@ from torch import Tensor, nn
 
 from seht import probes as draw
 from seht.curvature.output_curvature import Curvature
+from seht.distributed import LOCAL
 from seht.engines.step_size import START
 from seht.errors import ExampleError
-from seht.estimators import Estimator, SehtS
+from seht.estimators import SehtH, SehtS
 from seht.operators.affine import Affine, NotAffine
 from seht.persample.memory import Memory
 from seht.precision.half_weights import HALVES
-from seht.replay.groups import refuse_parallel
 from seht.replay.passes import Passes
-from seht.task import Closure, Directions, Task, refuse_scripted
+from seht.replay.plan import Plan
+from seht.task import Closure, Directions, Task
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.graph_need import dropping, wants_graph
 from seht.tensors.interrupts import uninterrupted
@@ -80,7 +81,7 @@ def replicates(
     *,
     probes: int = 2,
     seed: int = 0,
-    estimator: Estimator | None = None,
+    estimator: SehtH | SehtS | None = None,
     params: draw.ParamSpec = None,
     curvature: str = "hessian",
     boundary: str | None = None,
@@ -106,14 +107,12 @@ def replicates(
         tuple(range(len(chosen.tensors))),
         chosen.named,
         len(chosen.tensors),
-        _Times(estimator if estimator is not None else SehtS(), probes),
+        dataclasses.replace(SehtS() if estimator is None else estimator, probes=probes),
         seed,
         curvature=curvature,
         boundary=boundary,
         differentiable=False,
     )
-    refuse_scripted(model, "difference")
-    refuse_parallel(model)
     memory = memory or Memory()
     with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
         random = RandomState(model.parameters())
@@ -130,7 +129,7 @@ def replicates(
 
 def _either(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates:
     """By the Gauss-Newton matrix where that has the same trace, else as it is."""
-    if task.curvature == "hessian" and task.per_sample and memory.affine is not False:
+    if task.curvature == "hessian" and task.examples and memory.affine is not False:
         found = _affinely(task, per_layer, stretch, memory)
         memory.affine = found is not None
         if found is not None:
@@ -161,23 +160,10 @@ def _measured(
     if per_layer:
         return _with_layers(task, stretch, memory, watch)
     with nullcontext() if memory.graph else dropping() as saved:
-        passes = Passes(task, lean=not memory.graph, memory=memory, dropped=saved, types=True)
+        passes = LOCAL.passes(Plan(task, memory=memory, lean=not memory.graph, dropped=saved))
         if task.curvature == "ggn":
             return _gauss_newton(passes, stretch, watch, memory)
         return _hessian(passes, stretch)
-
-
-class _Times:
-    """An estimator with another number of probes."""
-
-    def __init__(self, estimator: Estimator, probes: int) -> None:
-        if estimator.layers(3, 0) != (0, 1, 2):
-            raise ValueError("measuring needs an estimator that draws every layer")
-        self._estimator = estimator
-        self.probes = probes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._estimator, name)
 
 
 def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
@@ -193,8 +179,8 @@ def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
 
 
 def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None) -> Replicates:
-    n = None if passes.tracker is None else passes.tracker.n
-    return Replicates(loss, tuple(traces), layers or {}, passes.shared, passes.unused, n)
+    found = layers or {}
+    return Replicates(loss, tuple(traces), found, passes.shared, passes.unused, passes.examples)
 
 
 def _hessian(passes: Passes, stretch: float) -> Replicates:
@@ -229,7 +215,7 @@ def _outputs(
         curvature.look(set(), third=False)
         memory.curved = True
     behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
-    passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
+    passes.tie(behind)
     if watch is not None and passes.tied:
         raise NotAffine
     yield z, curvature
@@ -258,7 +244,7 @@ def _gauss_newton(
 
 
 def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | None) -> Replicates:
-    passes = Passes(task, lean=task.curvature == "hessian", memory=memory, types=True)
+    passes = LOCAL.passes(Plan(task, memory=memory, lean=task.curvature == "hessian"))
     loss = float(passes.loss.detach())
     traces: list[float] = []
     layers: dict[str, list[float]] = {name: [] for name in passes.used}

@@ -165,9 +165,8 @@ class _Whole:
         self._curvature = Curvature(loss, z)
         self._boundary.check(self._curvature.curved)
         behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
-        passes.refuse_behind(behind)
+        passes.tie(behind)
         self._curvature.look(looked, third=passes.task.differentiable)
-        passes.tied = [n for n, w in passes.used.items() if id(w) in behind]
 
     def roots(self) -> list[Tensor]:
         """The outputs."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from seht.curvature.boundary import Boundary
 from seht.curvature.flat_losses import look, twice
 from seht.curvature.output_curvature import slope
+from seht.distributed import LOCAL
 from seht.engines.autograd import refuse_compiled
 from seht.engines.step_size import START
 from seht.estimators import SehtH
@@ -29,10 +30,10 @@ from seht.operators.safe_forms import safe_ops
 from seht.probes import Chosen
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.groups import refuse_parallel
-from seht.replay.passes import Passes
+from seht.replay.plan import Plan
 from seht.task import Closure, Task, check_loss, refuse_scripted, split
 from seht.tensors.gradients import Gradient
-from seht.tensors.graph import coarser, coarsest
+from seht.tensors.graph import coarser, survey
 from seht.tensors.interrupts import uninterrupted
 from seht.tensors.nodes import refuse_once
 from seht.tensors.solid import solid
@@ -56,10 +57,11 @@ class Products:
         """Whether products are made by differences."""
         self._curved = False
         """For the Gauss-Newton matrix: whether the loss's curvature was looked at."""
-        refuse_parallel(model)
+        modules = tuple(model.modules())
+        refuse_parallel(modules)
         try:
             refuse_compiled(model)
-            refuse_scripted(model, "autograd")
+            refuse_scripted(modules, "autograd")
         except RuntimeError:
             self.differences = True
 
@@ -91,7 +93,7 @@ class Products:
                 loss = check_loss(split(closure())[0])
             refuse_once([loss], weights, _ONCE)
             refuse_wrong([loss], weights, 2, _HESSIAN)
-            self._dtype = coarser(self._dtype, coarsest([loss]))
+            self._dtype = coarser(self._dtype, survey([loss]).coarsest)
             if boundary is not None:
                 first, self._curved = not self._curved, True
                 return _gauss_newton(loss, boundary, weights, parts, first)
@@ -114,9 +116,9 @@ class Products:
                 "scripted code has not; pass the module as it was before"
             )
         with torch.enable_grad(), uninterrupted():
-            passes = Passes(self._task(closure), types=True)
+            passes = LOCAL.passes(Plan(self._task(closure)))
             self._dtype = coarser(self._dtype, passes.coarsest)
-            passes.loss, passes.output = passes.loss.detach(), None
+            passes.forget()
             sigma = dict(zip(self._chosen.tensors, parts, strict=True))
             e = passes.weights.step(sigma, START["hessian", self._dtype])
             above: Gradient = []
@@ -139,8 +141,7 @@ def loss_in_logits(
     model: nn.Module, closure: Closure, chosen: Chosen, boundary: str | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The model's one output z and dL/dz, which can be differentiated again inside the block."""
-    marks = Boundary(_task(model, closure, chosen, "ggn", boundary))
-    marks.cut = True
+    marks = Boundary(_task(model, closure, chosen, "ggn", boundary), cut=True)
     with torch.enable_grad(), uninterrupted(), BorrowedBuffers(model):
         with marks:
             loss = check_loss(split(closure())[0])

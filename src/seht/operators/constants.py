@@ -138,9 +138,7 @@ BACKWARD = Rule(_backward_record, kept_or_run, taped=False)
 
 def _hooked_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not torch.compiler.is_compiling() and not heard_anyway(args):
-        mode.hooked = True
-        if mode.lean:
-            raise KeepGraph
+        mode.hear()
     return func(*args, **kwargs), None
 
 

@@ -58,16 +58,15 @@ class Mode(Protocol):
 class Recording(Mode, Protocol):
     """What it may ask in the centre pass."""
 
-    lean: bool
-    """The centre's graph is not kept ..."""
     cut: bool
-    """... and its part before the outputs not even made."""
-    hooked: bool
-    """The closure wants to see gradients of its tensors."""
+    """The centre's graph before the outputs is not even made."""
     witness: Any
     """Compares the passes, where they are watched."""
     prefix: Any
     """The calls before the first drawn weight, which are made once."""
+
+    def hear(self) -> None:
+        """The closure wants to see gradients of its tensors."""
 
 
 Record = Callable[[Recording, Any, Any, Any], tuple[Any, Any]]

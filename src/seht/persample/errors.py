@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from seht.errors import ExampleError
@@ -26,8 +28,8 @@ def no_sum(reason: str, dim: int) -> ExampleError:
     )
 
 
-def refuse_compiled(model: nn.Module) -> None:
+def refuse_compiled(modules: Iterable[nn.Module]) -> None:
     """A compiled model hides its operations."""
-    for module in model.modules():
+    for module in modules:
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise ExampleError(COMPILED)

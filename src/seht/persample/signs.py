@@ -15,6 +15,7 @@ examples' own directions cost next to nothing beside one direction for all.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +75,19 @@ class Slot(NamedTuple):
 class Signs:
     """One probe at one distance: the shared part, the signs of each example, the step."""
 
-    def __init__(self, probe: Probe, weights: dict[str, Tensor], n: int, names: set[str]) -> None:
+    def __init__(
+        self,
+        probe: Probe,
+        weights: dict[str, Tensor],
+        n: int,
+        names: Set[str],
+        *,
+        frugal: bool = False,
+    ) -> None:
         self.names = names
         """The weights with a direction for each example."""
         self.n = n
-        self.frugal = False
+        self.frugal = frugal
         """Work through the batch in pieces: less memory, where no graph is kept anyway."""
         self._probe = probe
         self._weights = weights

@@ -20,7 +20,12 @@ class Tags:
     """The tags, by tensor."""
 
     def __init__(
-        self, model: nn.Module, weights: ProbedWeights, layout: Layout, coupling: str
+        self,
+        model: nn.Module,
+        weights: ProbedWeights,
+        layout: Layout,
+        coupling: str,
+        since: int,
     ) -> None:
         self.n = 0
         """The number of examples, once they are found."""
@@ -31,7 +36,8 @@ class Tags:
         """The model's tensors, which belong to no example."""
         self.hidden = False
         """Inside the forward of a custom Function, where what is computed looks constant."""
-        self._since = 0
+        self._since = since
+        """Graph nodes made from now on are the closure's."""
         self._tags: dict[int, tuple[weakref.ref[Tensor], Tag | None, int]] = {}
         """By identity: the tensor, its tag, and how often its memory had changed hands before."""
         self._changed: dict[int, tuple[weakref.ref[Tensor], Tag, int]] = {}

@@ -49,21 +49,17 @@ class Tracker(Tags):
         random: RandomState,
         memory: Memory,
         layout: Layout,
+        since: int,
         *,
         coupling: str = "refuse",
     ) -> None:
-        super().__init__(model, ProbedWeights(weights), layout, coupling)
+        super().__init__(model, ProbedWeights(weights), layout, coupling, since)
         self.calls = 0
         self.holds = False
         """Whether batch statistics are held (``coupling="frozen"``)."""
         self._model = model
         self._random = random
         self._memory = memory
-
-    def begin(self, since: int) -> Tracker:
-        """Graph nodes made from now on are the closure's."""
-        self._since = since
-        return self
 
     def watching(self) -> AbstractContextManager[None]:
         """Tag what the outermost calls of the model are given."""

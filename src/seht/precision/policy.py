@@ -79,6 +79,10 @@ class Precision:
         self.hooked = False
         """Whether hooks of the user's are in the centre's graph: they see what plain ones would."""
 
+    def hear(self) -> None:
+        """Hooks of the user's are in the centre's graph."""
+        self.hooked = True
+
     @contextmanager
     def around(self, tensors: Iterable[Tensor]) -> Iterator[Precision]:
         """Around a whole estimate: our own arithmetic is never rounded to half precision."""

@@ -44,8 +44,15 @@ class BorrowedBuffers:
     it a part of the model.
     """
 
-    def __init__(self, model: nn.Module, others: Iterable[nn.Module] = ()) -> None:
-        self._roots = [model, *others]
+    def __init__(
+        self,
+        model: nn.Module,
+        others: Iterable[nn.Module] = (),
+        modules: Iterable[nn.Module] | None = None,
+    ) -> None:
+        self._model = model
+        self._modules = modules
+        """The parts of the model, where they are known."""
         self._known: set[int] = set()
         self._own: set[int] = set()
         """The parts of the model itself."""
@@ -61,9 +68,10 @@ class BorrowedBuffers:
     def __enter__(self) -> BorrowedBuffers:
         self._hook: RemovableHandle | None = None
         try:
-            for root in self._roots:
-                self._adopt(root)
-                self._own = self._own or set(self._known)
+            self._adopt(self._model.modules() if self._modules is None else self._modules)
+            self._own = set(self._known)
+            for other in self.others:
+                self._adopt(other.modules())
         except BaseException:  # no memory for a clone
             self.__exit__()
             raise
@@ -107,13 +115,19 @@ class BorrowedBuffers:
                     "the step only, or use a copy of it elsewhere"
                 )
         elif id(module) not in self._known:
-            refuse_parallel(module)
+            parts = tuple(module.modules())
+            refuse_parallel(parts)
             self.others.append(module)
-            self._adopt(module)
+            self._adopt(parts)
 
-    def _adopt(self, root: nn.Module) -> None:
+    @property
+    def modules_beside(self) -> list[nn.Module]:
+        """The parts of the modules met beside the model."""
+        return [module for other in self.others for module in other.modules()]
+
+    def _adopt(self, modules: Iterable[nn.Module]) -> None:
         with torch._C.DisableTorchFunction():  # our own operations are none of the closure's
-            for module in root.modules():
+            for module in modules:
                 if id(module) in self._known:
                     continue
                 self._known.add(id(module))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.distributed as dist
 from torch import nn
+
+from seht.task import name_of
 
 
 def grouped() -> bool:
@@ -11,22 +15,26 @@ def grouped() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def refuse_parallel(model: nn.Module) -> None:
+def refuse_parallel(modules: Sequence[nn.Module]) -> None:
     """Refuse modules that couple devices or ranks within a pass."""
-    for name, module in model.named_modules():
-        what = repr(name) if name else "the model"
+    for module in modules:
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise RuntimeError(
-                f"{what} is a DataParallel on {len(module.device_ids)} devices, whose replicas run "
-                "in threads that no decision can be frozen in; use DistributedDataParallel, one "
+                f"{_told(module, modules)} is a DataParallel on {len(module.device_ids)} devices, "
+                "whose replicas run in threads that no decision can be frozen in; use DistributedDataParallel, one "
                 "process for each device"
             )
         if isinstance(module, nn.SyncBatchNorm) and module.training and _ranks_of(module) > 1:
             raise RuntimeError(
-                f"{what} is a SyncBatchNorm, which mixes the examples of all ranks while every "
-                "rank probes a direction of its own; use BatchNorm, whose statistics are each "
+                f"{_told(module, modules)} is a SyncBatchNorm, which mixes the examples of all "
+                "ranks while every rank probes a direction of its own; use BatchNorm, whose statistics are each "
                 "rank's own, or put this layer into evaluation mode on penalised steps"
             )
+
+
+def _told(module: nn.Module, modules: Sequence[nn.Module]) -> str:
+    name = name_of(module, modules)
+    return repr(name) if name else "the model"
 
 
 def _ranks_of(module: nn.SyncBatchNorm) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -38,37 +39,51 @@ _METADATA = frozenset(
 """``dtype``, ``shape`` and the like: they compute nothing, and a closure may look them up once."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is the same in all passes of an estimate."""
+
+    random: RandomState
+    precision: Precision
+    borrowed: Callable[[], AbstractContextManager[Any]]
+    """What surrounds a part of the closure that a checkpoint runs again: other buffers."""
+    compact: bool
+    """Keep masks instead of outputs."""
+    sharp: bool
+    """Whether losses are taken in float64 where that costs nothing (``float64_loss.py``)."""
+    layers: dict[Any, Rule] | None
+    """The per-sample rules of layers, where every example has a probe of its own."""
+
+
 class Mode(TorchFunctionMode):
     """What the two have in common: where in the closure a call comes from."""
 
-    def __init__(self, random: RandomState, compact: bool) -> None:
+    lenient = False
+    """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        witness: Witness | None = None,
+        heads: dict[Any, Rule] | None = None,
+        *,
+        second: bool = False,
+    ) -> None:
         super().__init__()
-        self.random = random
-        self.compact = compact
-        """Keep masks instead of outputs: less memory, where no graph holds the outputs anyway."""
+        self.setting = setting
+        self.random, self.compact = setting.random, setting.compact  # what rules ask for
+        self.precision = setting.precision
+        self.layers, self.sharp = setting.layers, setting.sharp
+        self.heads = heads or {}
+        """How large logits and their losses are treated (``curvature/head_rules.py``)."""
+        self.witness = witness
+        self.second = second
+        """Whether an activation checkpoint runs its part again."""
         self.constant = False
         """Inside the user's no_grad: everything is a constant to autograd."""
         self._compiled = False
         self._opened = False
         """Inside an enable_grad in the forward of a custom Function."""
-        self.precision = Precision()
-        self.borrowed: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """What surrounds a part of the closure that a checkpoint runs again: other buffers."""
-        self.sharp = False
-        """Whether losses are taken in float64 where that costs nothing (``confident.py``)."""
-        self.witness: Witness | None = None
-        self.layers: dict[Any, Rule] | None = None
-        """The per-sample rules of layers, where every example has a probe of its own."""
-        self.heads: dict[Any, Rule] = {}
-        """How large logits and their losses are treated (``curvature/head_rules.py``)."""
-        self.second = False
-        """Whether an activation checkpoint runs its part again."""
-        self.lenient = False
-        """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
-        self.lean = self.cut = False
-        """Whether the centre's graph is not kept; and its part before the outputs not even made."""
-        self.hooked = False
-        """Whether the closure wants to see gradients of its tensors."""
         self.depth = 0
         """How many composite functions we are inside of."""
 

@@ -1,4 +1,4 @@
-"""The passes of one difference estimate: the centre records, the perturbed ones replay."""
+"""The passes of one difference estimate: the centre has recorded, the perturbed ones replay."""
 
 from __future__ import annotations
 
@@ -11,23 +11,162 @@ from torch import Tensor
 
 from seht.persample.signs import Signs
 from seht.replay.buffers import BorrowedBuffers, compiles
-from seht.replay.centre import Centre
+from seht.replay.centre import Centre, Hidden
 from seht.replay.checkpoints import checkpoints
 from seht.replay.made_leaves import pairs
+from seht.replay.plan import Plan
+from seht.replay.prefix import Prefix
 from seht.replay.replayer import Replayer, extra_run
-from seht.replay.witness import unrepeatable
-from seht.task import Directions, Probe, check_loss, split
+from seht.replay.weights import Weights
+from seht.replay.witness import Witness, unrepeatable
+from seht.task import Directions, Probe, check_loss, report_unused, split
+from seht.tensors.deferred import Deferred
 from seht.tensors.gradients import Gradient, dense, inner, sketch, times
-from seht.tensors.graph import Take, handed_out, handing_over, mark, quiet
+from seht.tensors.graph import (
+    Survey,
+    Take,
+    first_uses,
+    handed_out,
+    handing_over,
+    leaves_of,
+    mark,
+    quiet,
+    refuse_older,
+    survey,
+)
 from seht.tensors.hooks import muted
+from seht.tensors.shared_memory import refuse_others
+from seht.tensors.trees import StandIns, tensors
 
 
-class Passes(Centre):
-    """The centre pass of one task, and its perturbed passes.
+class Passes:
+    """What the loss of a centre pass depends on, and the perturbed passes.
 
     Every pass starts from the same random state and the same buffers, and sees the decisions of
     the centre; when the last has run, the random state is where the centre left it.
     """
+
+    def __init__(self, plan: Plan, centre: Centre, hidden: Hidden = nullcontext) -> None:
+        task = plan.task
+        self._plan, self._centre, self._hidden = plan, centre, hidden
+        self.task, self.precision = task, plan.precision
+        self.loss, self.output, self.boundary = centre.loss, centre.output, centre.boundary
+        self.losses, self.terms = centre.losses, centre.terms
+        self.hooked = centre.hooked
+        found = survey(centre.roots, centre.since)
+        self.coarsest, self.older = found.coarsest, found.older
+        self.leaves, made = self._reached(found)
+        """What the loss depends on."""
+        self._made = made if task.differentiable else []
+        """Leaves that are none of the model's, which later passes may make anew
+        (``made_leaves.py``).
+        """
+        self.precision.check_leaves(self.leaves)
+        self.used = self._drawn(found)
+        """The drawn tensors among them."""
+        self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
+        if not task.differentiable:  # the value needs no other gradient
+            self.leaves = list(self.used.values())
+        moving = set() if centre.tracker is None else centre.tracker.moving()
+        self.weights = self._movable({n for n in moving if n in self.used})
+        self._prefix = self._kept_prefix()
+        self.tied: list[str] = []
+        """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
+        self._stand_ins: StandIns = {}
+        self._signs: tuple[Probe, Signs] | None = None
+        self._watch = plan.watch
+        self._twins: tuple[tuple[int, Tensor], ...] = ()
+        """Leaves that a pass made in place of the centre's, and their places."""
+        self._lasting: tuple[tuple[int, Tensor], ...] = ()
+        """Those of the pass that stands for the centre's (:meth:`apart`)."""
+
+    def _reached(self, found: Survey) -> tuple[list[Tensor], list[Tensor]]:
+        """What the loss depends on, and what of that is none of the model's."""
+        # Outputs that were cut off are no leaves of the user's.
+        cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
+        leaves = [leaf for leaf in found.leaves if id(leaf) not in cut]
+        return leaves, self._beside_the_model(leaves)
+
+    def _beside_the_model(self, leaves: list[Tensor]) -> list[Tensor]:
+        """The leaves that are none of the model's, in the order of their use; they are rare."""
+        others = {id(leaf) for leaf in leaves} - {id(p) for p in self.task.parameters}
+        if not others:
+            return []
+        made = [leaf for leaf in first_uses(self._centre.roots) if id(leaf) in others]
+        refuse_others(self.task.weights, made)
+        return made
+
+    def _drawn(self, found: Survey) -> dict[str, Tensor]:
+        """The drawn tensors that the loss depends on."""
+        if self.older:
+            refuse_older(self.task.weights, [self.loss], self._centre.since)
+        reached = {id(leaf) for leaf in self.leaves}
+        return {n: w for n, w in self.task.weights.items() if id(w) in reached}
+
+    def _movable(self, still: set[str]) -> Weights:
+        return Weights(self.used, still)
+
+    def _kept_prefix(self) -> Prefix | None:
+        """The prefix, if it can be replayed and no drawn weight has a use in it that the mode did
+        not see.
+        """
+        prefix = self._centre.recorder.prefix
+        if prefix is None or self.hooked or not prefix.intact():
+            return None
+        drawn = {id(w) for w in self.used.values()}
+        leaves, _ = leaves_of([t for t in prefix.results() if t.requires_grad], 0)
+        return None if any(id(leaf) in drawn for leaf in leaves) else prefix
+
+    def refuse_hooks(self) -> None:
+        """Refuse hooks of the user's that would meet more than the gradient of the loss."""
+        if self.hooked and self._plan.held:
+            raise ValueError(
+                "coupling='frozen' sends its gradient through the network's own graph, where "
+                "backward hooks would meet it; remove the hooks, or take coupling='own'"
+            )
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """With per-sample probes: the used tensors that keep one direction for all examples."""
+        if self._centre.tracker is None:
+            return ()
+        return tuple(n for n in self.used if n not in self.weights.still)
+
+    @property
+    def examples(self) -> int | None:
+        """The number of examples, where each has a probe of its own."""
+        return None if self._centre.tracker is None else self._centre.tracker.n
+
+    @property
+    def held(self) -> bool:
+        """Whether batch statistics are held. In the perturbed passes they are leaves; in the
+        centre's graph they are not, and its gradients must not be compared with theirs.
+        """
+        return self._centre.tracker is not None and self._centre.tracker.holds
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What the perturbed passes' gradients belong to: the leaves, and results of the prefix."""
+        return [*self.leaves, *(result for result, _ in self._stand_ins.values())]
+
+    @property
+    def targets(self) -> list[Tensor]:
+        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
+        return self.precision.targets(self.leaves)
+
+    def ends(self, roots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """For the scalar form: the roots of the centre's graph and :attr:`inputs`.
+
+        As they are, or (``deferred.py``) where the user's backward would be less precise than ours.
+        """
+        if not self.precision.apart:
+            return roots, self.inputs
+        inner = [*roots, *(result for result, _ in self._stand_ins.values())]
+        aux = split(self.output)[1]
+        keep = self.older or any(t.requires_grad for t in tensors(aux))  # in the user's hands
+        found = Deferred.apply(self.precision, keep, inner, self.leaves, *self.targets)
+        leaves = list(found[len(inner) :])
+        return list(found[: len(roots)]), [*leaves, *found[len(roots) : len(inner)]]
 
     @contextmanager
     def at(
@@ -43,38 +182,44 @@ class Passes(Centre):
         With per-sample probes ``track`` asks for the derivative in the step itself. The logits are
         ``formed``, or need not be.
         """
-        replayer = Replayer(self.recorder)
-        if self.losses is not None:
-            replayer.heads = self.losses.rules(unformed=not formed)
-        replayer.aliases = self._stand_ins
-        replayer.signs = self.signs(sigma, step, track)
-        self.random.begin(self.start)
+        centre, task = self._centre, self.task
+        heads = None if centre.losses is None else centre.losses.rules(unformed=not formed)
+        signs = self.signs(sigma, step, track)
+        centre.random.begin(centre.start)
         try:
             moved = self.weights.moved(sigma, step) if sigma is not None else nullcontext()
             with moved, checkpoints():
-                with BorrowedBuffers(self.task.model, self.buffers.others) as buffers:
-                    if self._watch:
-                        replayer.witness = self._witness(mark(), buffers)
+                with BorrowedBuffers(task.model, centre.buffers.others, task.modules) as buffers:
+                    replayer = Replayer(
+                        centre.recorder,
+                        self._witness(buffers),
+                        heads,
+                        prefix=self._prefix,
+                        stand_ins=self._stand_ins,
+                        signs=signs,
+                    )
                     with (
-                        muted(self._hooks),
+                        muted(centre.hooks),
                         self.boundary or nullcontext(),
-                        self._mode(replayer),
+                        self._hidden(),
+                        replayer,
                         extra_run(),
                         self.precision.run(),
                     ):
                         output = self._again()
-                replayer.finish(self.end)
+                replayer.finish(centre.end)
                 self._watch = False  # one comparison is enough
                 self._find_twins(output)
                 yield output
         finally:
             self._twins = self._lasting
-            self.random.finish(self.end)
+            centre.random.finish(centre.end)
 
-    _twins: tuple[tuple[int, Tensor], ...] = ()
-    """Leaves that a pass made in place of the centre's, and their places."""
-    _lasting: tuple[tuple[int, Tensor], ...] = ()
-    """Those of the pass that stands for the centre's (:meth:`apart`)."""
+    def _witness(self, buffers: BorrowedBuffers) -> Witness | None:
+        if not self._watch:
+            return None
+        own = [buffers.clones] if self.boundary is None else [buffers.clones, self.boundary.given]
+        return Witness(mark(), own, before=self._centre.recorder.witness)
 
     def _find_twins(self, output: Any) -> None:
         if self._made:
@@ -127,6 +272,10 @@ class Passes(Centre):
         with self.at(sigma, step) as output:
             return check_loss(split(output)[0]).detach().double()
 
+    def rewind(self) -> None:
+        """The estimate is begun anew: the random state is where it was before the centre."""
+        self._centre.random.begin(self._centre.start)
+
     def forget(self) -> None:
         """The centre's loss and outputs are not needed any more."""
         self.loss, self.output = self.loss.detach(), None
@@ -135,10 +284,10 @@ class Passes(Centre):
         """The examples' own directions at that distance."""
         if sigma is None or not self.weights.still:
             return None
-        assert isinstance(sigma, Probe) and self.tracker is not None
+        assert isinstance(sigma, Probe) and self.examples is not None
         if self._signs is None or self._signs[0] is not sigma:
-            own = Signs(sigma, self.used, self.tracker.n, self.weights.still)
-            own.frugal = self._dropped is not None
+            frugal = self._plan.dropped is not None
+            own = Signs(sigma, self.used, self.examples, self.weights.still, frugal=frugal)
             self._signs = (sigma, own)
         self._signs[1].move(step, track=track)
         return self._signs[1]
@@ -277,10 +426,11 @@ class Passes(Centre):
 
     def commit(self) -> None:
         """The estimate is wanted: take over what the centre pass wrote into buffers."""
-        self.buffers.commit()
+        self._centre.buffers.commit()
 
-    def refuse_behind(self, leaves: set[int]) -> None:
-        """For the Gauss-Newton trace: weights behind the outputs may be gone; here they are not."""
+    def tie(self, behind: set[int]) -> None:
+        """For the Gauss-Newton trace: the leaves that the loss reaches past the outputs."""
+        self.tied = [n for n, w in self.used.items() if id(w) in behind]
 
     def sketch(self, gradient: Gradient) -> Tensor:
         """A few thousand entries of each part of a gradient."""

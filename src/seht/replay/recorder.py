@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,18 +18,17 @@ from torch import Tensor, nn
 from seht.errors import KinkError
 from seht.operators.constants import DETACH, offset
 from seht.operators.operator import IN_PLACE
-from seht.operators.rules import first
+from seht.operators.rules import KeepGraph, Rule, first
 from seht.persample import recurrent
 from seht.persample.tracking import Tracker
 from seht.replay.aliases import Aliases
 from seht.replay.buffers import compiles
 from seht.replay.intermediates import Intermediates
-from seht.replay.mode import Mode, idle
+from seht.replay.mode import Mode, Setting, idle
 from seht.replay.prefix import Prefix
-from seht.replay.witness import name
+from seht.replay.witness import Witness, name
 from seht.tensors.layouts import Layout, layout_of
 from seht.tensors.process import ASKED
-from seht.tensors.random_state import RandomState
 from seht.tensors.trees import copies, tensors
 from seht.tensors.views import root_of, shares_memory, version
 
@@ -40,9 +40,24 @@ class Recorder(Mode):
     """Runs every operation as it is and remembers what decided its outcome."""
 
     def __init__(
-        self, random: RandomState, *, compact: bool = False, prefix: Prefix | None = None
+        self,
+        setting: Setting,
+        witness: Witness | None = None,
+        *,
+        heads: dict[Any, Rule] | None = None,
+        lean: bool = False,
+        cut: bool = False,
+        prefix: Prefix | None = None,
+        tracker: Tracker | None = None,
+        second: bool = False,
     ) -> None:
-        super().__init__(random, compact)
+        super().__init__(setting, witness, heads, second=second)
+        self.lean, self.cut = lean, cut
+        """Whether the centre's graph is not kept; and its part before the outputs not even made."""
+        self.hooked = False
+        """Whether the closure wants to see gradients of its tensors."""
+        self.tracker = tracker
+        """Follows the examples, for per-sample probes."""
         self.tape: list[tuple[tuple[Any, bool], Any, bool, Layout]] = []
         """Function and whether it was frozen; decision; whether to hand out copies of it; how the
         result lies in memory.
@@ -56,8 +71,6 @@ class Recorder(Mode):
         self._aliases = Aliases()
         self._inner = Intermediates()
         self._weights: dict[int, nn.Parameter] = {}
-        self.tracker: Tracker | None = None
-        """Follows the examples, for per-sample probes."""
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is SWITCH:
@@ -118,6 +131,12 @@ class Recorder(Mode):
                 self._places[id(out)] = len(self.tape) - 1
         return out
 
+    def hear(self) -> None:
+        """The closure wants to see gradients of its tensors, for which the graph has to be kept."""
+        self.hooked = True
+        if self.lean:
+            raise KeepGraph
+
     def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
         """What an activation checkpoint that is made now has to run again in.
 
@@ -130,16 +149,13 @@ class Recorder(Mode):
                 "coupling='frozen' keeps the batch statistics of each pass, and an activation "
                 "checkpoint would drop them; switch checkpointing off on penalised steps"
             )
-        random, precision, borrowed = self.random, self.precision, self.borrowed
         # Recurrent layers ran step by step, and what they saved is found by its place.
-        sharp, layers = self.sharp, None if self.layers is None else recurrent.RULES
+        layers = None if self.layers is None else recurrent.RULES
+        setting = replace(self.setting, compact=True, layers=layers)
 
         @contextmanager
         def again() -> Iterator[None]:
-            mode = Recorder(random, compact=True)
-            mode.precision, mode.borrowed, mode.second = precision, borrowed, True
-            mode.sharp, mode.layers = sharp, layers
-            with borrowed(), mode:
+            with setting.borrowed(), Recorder(setting, second=True):
                 yield
 
         return again

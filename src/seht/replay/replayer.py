@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seht.operators.rules import Rule
 from seht.persample.signs import Signs
 from seht.replay.mode import Generators, Mode, idle
+from seht.replay.prefix import Prefix
 from seht.replay.recorder import ASSIGN, SWITCH, Recorder
-from seht.replay.witness import name, unrepeatable
+from seht.replay.witness import Witness, name, unrepeatable
 from seht.tensors.layouts import Layout, laid_out
 from seht.tensors.process import ASKED, REPLAYING
 from seht.tensors.trees import StandIns, alike, copies, tensors
@@ -56,25 +58,31 @@ def extra_run() -> Iterator[None]:
 class Replayer(Mode):
     """Runs every operation with the decisions of the centre."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder.random, recorder.compact)
-        self.precision = recorder.precision
-        self.borrowed = recorder.borrowed
-        self.sharp = recorder.sharp
-        self.layers = recorder.layers
-        self.tracker = None
-        self.signs: Signs | None = None
+    tracker = None
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        witness: Witness | None,
+        heads: dict[Any, Rule] | None,
+        *,
+        prefix: Prefix | None,
+        stand_ins: StandIns,
+        signs: Signs | None,
+    ) -> None:
+        super().__init__(recorder.setting, witness, heads)
+        self.signs = signs
         """The probes of the examples, and how far this pass goes along them."""
         self._tape = recorder.tape
         self._next = 0
         self._used: list[int] = []
         self._compiles = recorder.compiles
         self.lenient = ASKED.get() != recorder.asked
-        self._prefix = None if self.lenient else recorder.prefix
+        self._prefix = None if self.lenient else prefix
         self._in_prefix = self._prefix is not None
         self._skipped = 0
         self._generators = Generators(recorder.random, again=True)
-        self.aliases: StandIns = {}
+        self._stand_ins = stand_ins
         """What stands for the results of the prefix, shared by the passes."""
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -113,7 +121,7 @@ class Replayer(Mode):
         def again() -> Iterator[None]:
             mode = copy.copy(start)
             mode._used, mode.witness, mode.second = [], None, True
-            with mode.borrowed(), mode, extra_run():
+            with mode.setting.borrowed(), mode, extra_run():
                 yield
 
         return again
@@ -124,7 +132,7 @@ class Replayer(Mode):
         if known != func:
             raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
         self._skipped += 1
-        return self._prefix.again(self._skipped - 1, self.aliases)
+        return self._prefix.again(self._skipped - 1, self._stand_ins)
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         (out, same, written, moved, state), _ = self._take(func, True)

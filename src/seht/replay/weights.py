@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 
 import torch
@@ -20,10 +20,10 @@ class Weights:
     pending backward finds its saved weights as it left them.
     """
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, weights: dict[str, Tensor], still: Set[str] = frozenset()) -> None:
         self._weights = weights
         self._saved: dict[str, Tensor] = {}
-        self.still: set[str] = set()
+        self.still = still
         """Tensors that stay where they are: every example moves along a direction of its own."""
         self._away = False
 

@@ -11,6 +11,7 @@ per operation, so it is done on the first steps and now and then; the cheap guar
 from __future__ import annotations
 
 import weakref
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,9 @@ class _Outside:
 class Witness:
     """Notes what a pass does; a second one compares a later pass with it."""
 
-    def __init__(self, since: int, exempt: set[int], before: Witness | None = None) -> None:
+    def __init__(
+        self, since: int, exempt: Sequence[Container[int]], before: Witness | None = None
+    ) -> None:
         self._since = since
         self._exempt = exempt
         self._before = before
@@ -169,10 +172,14 @@ class Witness:
 
     def _own(self, tensor: Tensor) -> bool:
         known = self._inside.get(id(tensor))
-        if (known is not None and known() is tensor) or id(tensor) in self._exempt:
+        if (known is not None and known() is tensor) or self._is_exempt(id(tensor)):
             return True
         node = tensor.grad_fn
         return node is not None and node._sequence_nr() >= self._since
+
+    def _is_exempt(self, identity: int) -> bool:
+        """Whether this is one of our own tensors: a buffer's copy, an output given out."""
+        return any(identity in known for known in self._exempt)
 
     def _write(self, tensor: Tensor) -> None:
         if not self._own(tensor):

@@ -113,8 +113,9 @@ def gradient(task: Task, precision: str, ranks: Looking) -> Vector:
         prepared(task, precision) as (task, policy),
     ):
         weights = trainable(task.model)
-        hooks = hooks_of([task.model])
-        policy.hooked = bool(hooks)
+        hooks = hooks_of(task.modules)
+        if hooks:
+            policy.hear()
         with (
             BorrowedBuffers(task.model),
             ranks.looking(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,30 +50,51 @@ _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32}
 _COARSEST = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 
 
-def coarsest(roots: Sequence[Tensor]) -> torch.dtype | None:
+@dataclass(frozen=True)
+class Survey:
+    """What one walk through the graph behind some roots finds."""
+
+    leaves: list[Tensor]
+    """As in :func:`leaves_of`."""
+    older: bool
+    """Whether the graph is older than the walk was asked for."""
+    coarsest: torch.dtype | None
     """The least precise type that a gradient passes through on its way from the roots.
 
     A model in float64 may cast to float32 inside (Hugging Face's norms, rotations and losses do),
     and its gradients are then no better than float32. The cast of the loss itself rounds none.
     """
-    found = 0
+
+
+def survey(roots: Sequence[Tensor], since: int = 0) -> Survey:
+    """The leaves, the age and the types of a graph."""
+    leaves: list[Tensor] = []
+    older = False
+    types: set[torch.dtype] = set()
     seen: set[Any] = set()
     walked: set[Any] = set()
     # Only results that somebody uses: one that was not even computed passes for float32.
     stack = [(root.grad_fn, root.output_nr) for root in roots]
     casts = [node for node, _ in stack if node is not None and node.name() == "ToCopyBackward0"]
     while stack:
-        node, place = stack.pop()
-        if node is None or (node, place) in seen:
+        edge = stack.pop()
+        node, place = edge
+        if node is None or edge in seen:
             continue
-        seen.add((node, place))
+        seen.add(edge)
         if node not in casts:
-            dtype = node._input_metadata[place].dtype
-            found = max(found, _COARSEST.get(_REAL.get(dtype, dtype), 0))
-        if node not in walked:
-            walked.add(node)
-            stack.extend(node.next_functions)
-    return next((dtype for dtype, rank in _COARSEST.items() if rank == found), None)
+            types.add(node._input_metadata[place].dtype)
+        if node in walked:
+            continue
+        walked.add(node)
+        if isinstance(node, _LEAF):
+            leaves.append(node.variable)
+        elif not older and node._sequence_nr() < since:
+            older = True
+        stack.extend(node.next_functions)
+    found = max((_COARSEST.get(_REAL.get(dtype, dtype), 0) for dtype in types), default=0)
+    coarsest = next((dtype for dtype, rank in _COARSEST.items() if rank == found), None)
+    return Survey(leaves, older, coarsest)
 
 
 def coarser(a: torch.dtype, b: torch.dtype | None) -> torch.dtype:

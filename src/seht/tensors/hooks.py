@@ -51,8 +51,7 @@ def hooks_of(modules: Iterable[nn.Module]) -> list[dict[Any, Any]]:
     """The backward hooks of these modules, and those of all modules, as far as there are any."""
     found: list[dict[Any, Any]] = [
         hooks
-        for part in modules
-        for module in part.modules()
+        for module in modules
         for hooks in (module._backward_hooks, module._backward_pre_hooks)
         if hooks
     ]

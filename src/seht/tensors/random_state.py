@@ -25,6 +25,11 @@ class HostRandom:
         self._end: dict[str, Any] | None = None
         self._moved = list(self._start)  # until more is known
 
+    @property
+    def ended(self) -> bool:
+        """Whether the first run has ended."""
+        return self._end is not None
+
     def end(self) -> None:
         """The first run has ended."""
         self._end = _host()
@@ -69,12 +74,23 @@ class RandomState:
     (:meth:`finish`).
     """
 
-    def __init__(self, tensors: Iterable[Tensor], above: RandomState | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[Tensor],
+        above: RandomState | None = None,
+        host: HostRandom | None = None,
+    ) -> None:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
         self._own: list[tuple[torch.Generator, Tensor]] = []
         self._above = above
         """Who wants to hear of generators, too."""
-        self._host = HostRandom()
+        self._host = host or HostRandom()
+
+    def for_passes(self) -> RandomState:
+        """That of passes which begin where this one was made, nothing random in between."""
+        found = RandomState((), self, None if self._host.ended else self._host)
+        found._cuda = self._cuda
+        return found
 
     def meet(self, generator: torch.Generator | None) -> None:
         """A generator of the user's own: remember where it was when first seen."""

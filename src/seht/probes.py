@@ -36,6 +36,7 @@ class Chosen:
     named: frozenset[str]
 
 
+@cache
 def clean_name(name: str) -> str:
     """A parameter's name without what DDP, ``torch.compile`` and other wrappers put into it."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -129,7 +129,10 @@ class Task:
 
     def _part(self, seeds: dict[str, int], name: str) -> Tensor:
         w = self.weights[name]
-        return own_part(self.estimator.entries(w.shape, seeds[name], w.device), w)
+        part = own_part(self.estimator.entries(w.shape, seeds[name], w.device), w)
+        # Small ones are kept as they will be used, large ones as a quarter of that.
+        small = w.numel() < _LARGE and not part.is_floating_point()
+        return part.to(w.dtype) if small else part
 
 
 @dataclass

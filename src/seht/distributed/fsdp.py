@@ -22,6 +22,7 @@ from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
 from seht.precision.half_weights import HALVES
 from seht.replay.centre import record
+from seht.replay.groups import grouped
 from seht.replay.passes import Passes
 from seht.replay.plan import Plan
 from seht.tensors.dtensors import is_dtensor
@@ -43,7 +44,7 @@ class FSDPRanks(Ranks):
     def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
         """Where parts of the model are sharded; refuses FSDP1 and tensor parallelism."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        if fsdp is None or not dist.is_available():
+        if fsdp is None or not grouped():
             return None  # nobody can have sharded anything
         kinds = (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
         modules = [(n, m) for n, m in model.named_modules() if isinstance(m, kinds)]

@@ -91,7 +91,7 @@ def batch_norm() -> Rule:
         if held is None:
             return plain.replay(mode, use, func, args, kwargs)
         # Leaves of the perturbed graphs whose gradient goes on into the centre's statistics.
-        leaves = [stand_in(part, cast(Perturbed, mode).aliases) for part in held]
+        leaves = [stand_in(part, cast(Perturbed, mode).stand_ins) for part in held]
         return _held(dict(zip(names, args, strict=False)) | kwargs, *leaves)
 
     return Rule(record, replay)

@@ -18,7 +18,7 @@ class Perturbed(Mode, Protocol):
 
     signs: Signs | None
     """The probes of the examples, and how far this pass goes along them."""
-    aliases: StandIns
+    stand_ins: StandIns
 
 
 def tracker_of(mode: Mode) -> Tracker:

@@ -29,12 +29,7 @@ from seht.tensors.process import CHECKPOINTS
 
 def checkpoints() -> AbstractContextManager[None]:
     """Checkpoints that are made in the block, inside a mode of ours, run again under that mode."""
-    return CHECKPOINTS.replaced(
-        _CheckpointFrame=_frame,
-        _checkpoint_hook=_hooks("_checkpoint_hook"),
-        _recomputation_hook=_hooks("_recomputation_hook"),
-        CheckpointFunction=_NotReentrant,
-    )
+    return CHECKPOINTS.replaced(**_OURS)
 
 
 def _mode() -> Any:
@@ -96,3 +91,11 @@ class _NotReentrant:
 
 def _real(name: str) -> Any:
     return CHECKPOINTS.before[name]
+
+
+_OURS = {
+    "_CheckpointFrame": _frame,
+    "_checkpoint_hook": _hooks("_checkpoint_hook"),
+    "_recomputation_hook": _hooks("_recomputation_hook"),
+    "CheckpointFunction": _NotReentrant,
+}

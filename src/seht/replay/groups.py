@@ -21,14 +21,15 @@ def refuse_parallel(modules: Sequence[nn.Module]) -> None:
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise RuntimeError(
                 f"{_told(module, modules)} is a DataParallel on {len(module.device_ids)} devices, "
-                "whose replicas run in threads that no decision can be frozen in; use DistributedDataParallel, one "
-                "process for each device"
+                "whose replicas run in threads that no decision can be frozen in; use "
+                "DistributedDataParallel, one process for each device"
             )
         if isinstance(module, nn.SyncBatchNorm) and module.training and _ranks_of(module) > 1:
             raise RuntimeError(
                 f"{_told(module, modules)} is a SyncBatchNorm, which mixes the examples of all "
-                "ranks while every rank probes a direction of its own; use BatchNorm, whose statistics are each "
-                "rank's own, or put this layer into evaluation mode on penalised steps"
+                "ranks while every rank probes a direction of its own; use BatchNorm, whose "
+                "statistics are each rank's own, or put this layer into evaluation mode on "
+                "penalised steps"
             )
 
 

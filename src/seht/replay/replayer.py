@@ -45,14 +45,14 @@ def in_extra_run() -> bool:
     return REPLAYING.get()
 
 
-@contextmanager
-def extra_run() -> Iterator[None]:
+class extra_run:
     """Mark the block as an extra run of the closure."""
-    token = REPLAYING.set(True)
-    try:
-        yield
-    finally:
-        REPLAYING.reset(token)
+
+    def __enter__(self) -> None:
+        self._token = REPLAYING.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        REPLAYING.reset(self._token)
 
 
 class Replayer(Mode):
@@ -82,7 +82,7 @@ class Replayer(Mode):
         self._in_prefix = self._prefix is not None
         self._skipped = 0
         self._generators = Generators(recorder.random, again=True)
-        self._stand_ins = stand_ins
+        self.stand_ins = stand_ins
         """What stands for the results of the prefix, shared by the passes."""
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -132,7 +132,7 @@ class Replayer(Mode):
         if known != func:
             raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
         self._skipped += 1
-        return self._prefix.again(self._skipped - 1, self._stand_ins)
+        return self._prefix.again(self._skipped - 1, self.stand_ins)
 
     def _constant(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         (out, same, written, moved, state), _ = self._take(func, True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from seht.task import Directions
+from seht.task import Directions, Probe
 
 
 class Weights:
@@ -32,11 +32,10 @@ class Weights:
 
         It stays on the device, as every number of the engine does: nothing waits for the host.
         """
-        if getattr(sigma, "signs", False):  # every entry is 1 or -1: nothing to look at
-            length = root_of_count(self._weights.values())
-        else:
-            length = norm(sigma[n] for n in self._weights)
-        return step_size(norm(self._weights.values()), length, kappa)
+        size = norm(self._weights.values())
+        if isinstance(sigma, Probe) and sigma.signs:  # every entry is 1 or -1: nothing to look at
+            return step_size(size, sum(w.numel() for w in self._weights.values()) ** 0.5, kappa)
+        return step_size(size, norm(sigma[n] for n in self._weights), kappa)
 
     def lengths(self, sigma: Directions) -> tuple[Tensor, Tensor]:
         """The norms of each drawn tensor and of its part of the probe."""
@@ -98,26 +97,24 @@ class Weights:
         return next((self._saved[name] for name in names), weight.detach())
 
     def _move(self, sigma: Directions, step: Tensor | float, names: Iterable[str]) -> None:
+        steps: dict[torch.dtype, Tensor] = {}
         for name in names:
-            w = self._weights[name].data
-            e = torch.as_tensor(step, dtype=w.dtype, device=w.device)
-            w.copy_(sigma[name])
-            torch.addcmul(self._saved[name], w, e, out=w)
+            w, part = self._weights[name].data, sigma[name]
+            if w.dtype not in steps:
+                steps[w.dtype] = torch.as_tensor(step, dtype=w.dtype, device=w.device)
+            if part.dtype != w.dtype:  # signs of a byte each
+                part = w.copy_(part)
+            torch.addcmul(self._saved[name], part, steps[w.dtype], out=w)
 
 
-def step_size(size: Tensor, length: Tensor, kappa: float) -> Tensor:
+def step_size(size: Tensor, length: Tensor | float, kappa: float) -> Tensor:
     """kappa |w| / |sigma|; of 1 where the weights, or the entries that SEHT-D drew, are all 0."""
-    return kappa * torch.where(size > 0, size, 1.0) / torch.where(length > 0, length, 1.0)
-
-
-def root_of_count(tensors: Iterable[Tensor]) -> Tensor:
-    """The common norm of as many signs."""
-    known = list(tensors)
-    count = sum(t.numel() for t in known)
-    return torch.full((), count**0.5, dtype=torch.float64, device=known[0].device)
+    if isinstance(length, Tensor):
+        length = torch.where(length > 0, length, 1.0)
+    return kappa * torch.where(size > 0, size, 1.0) / length
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """The common norm of several tensors."""
-    wide = (t.detach() if t.is_floating_point() else t.detach().float() for t in tensors)
-    return torch.stack([torch.linalg.vector_norm(t).double() for t in wide]).norm()
+    wide = [t.detach() if t.is_floating_point() else t.detach().float() for t in tensors]
+    return torch.stack([n.double() for n in torch._foreach_norm(wide)]).norm()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,14 +172,16 @@ def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int
             )
 
 
-@contextmanager
-def quiet(leaves: Sequence[Tensor]) -> Iterator[None]:
+def quiet(leaves: Sequence[Tensor]) -> AbstractContextManager[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""
-    hooked = [
-        (leaf._backward_hooks, dict(leaf._backward_hooks))
-        for leaf in leaves
-        if leaf._backward_hooks
-    ]
+    hooked = [leaf for leaf in leaves if leaf._backward_hooks]
+    return _quiet(hooked) if hooked else nullcontext()
+
+
+@contextmanager
+def _quiet(leaves: list[Tensor]) -> Iterator[None]:
+    tables = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
+    hooked = [(hooks, dict(hooks)) for hooks in tables]
     for hooks, _ in hooked:
         hooks.clear()
     try:
@@ -241,15 +243,26 @@ class Stored(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
+    def _parts(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+        scaled: dict[tuple[int, torch.dtype | None], Tensor] = {}  # most scales are one number
+        parts: list[Tensor | None] = []
+        for g, s in zip(ctx.gradients, ctx.scales, strict=True):
+            if g is None:
+                parts.append(None)
+                continue
+            dtype = g.dtype if isinstance(g, Tensor) else None
+            factor = scaled.get((id(s), dtype))
+            if factor is None:
+                factor = grad * s if dtype is None else (grad * s).to(dtype)
+                scaled[id(s), dtype] = factor
+            parts.append(g * factor if isinstance(g, Tensor) else factor)
+        return parts
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The stored gradients, times what comes from above."""
         with torch.no_grad():
-            parts = [
-                None
-                if g is None
-                else (g * (grad * s).to(g.dtype) if isinstance(g, Tensor) else grad * s)
-                for g, s in zip(ctx.gradients, ctx.scales, strict=True)
-            ]
+            parts = Stored._parts(ctx, grad)
         if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
             parts = once(parts)
         return (None, None, None, *parts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,12 +62,16 @@ def _nothing(*_: Any) -> None:
     """A hook that is there and does nothing."""
 
 
-@contextmanager
-def muted(hooks: list[dict[Any, Any]]) -> Iterator[None]:
+def muted(hooks: list[dict[Any, Any]]) -> AbstractContextManager[None]:
     """These hooks do nothing in graphs that are made in the block.
 
     They are replaced, not removed: a module with hooks runs a few operations more.
     """
+    return _muted(hooks) if hooks else nullcontext()
+
+
+@contextmanager
+def _muted(hooks: list[dict[Any, Any]]) -> Iterator[None]:
     own = [part for part in hooks if all(part is not table for table in GLOBAL_HOOKS)]
     saved = [dict(part) for part in own]
     everywhere = len(own) < len(hooks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -45,19 +45,20 @@ def _hold() -> _Hold | None:
     return _holds[0]
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> AbstractContextManager[None]:
     """Hold back a Ctrl-C until the block has put everything back.
 
     A second one breaks in before the next operation of the closure (:func:`break_in`), a third one
     at once, wherever that may be. A block inside another is a part of it.
     """
-    previous: Callable[..., Any] | int | None = None
-    if threading.current_thread() is threading.main_thread() and not _holds:
-        previous = INTERRUPT.read()
-    if not callable(previous):
-        yield
-        return
+    if _holds or threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    previous = INTERRUPT.read()
+    return _held(previous) if callable(previous) else nullcontext()
+
+
+@contextmanager
+def _held(previous: Callable[..., Any]) -> Iterator[None]:
     hold = _Hold(previous)
     try:
         INTERRUPT.write(hold.note)

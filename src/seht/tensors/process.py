@@ -12,8 +12,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -41,27 +41,46 @@ class Change(Generic[T]):
         self._lock = threading.Lock()
         self._inside: set[object] = set()
 
-    @contextmanager
-    def on(self, make: Callable[[], Any]) -> Iterator[None]:
+    def on(self, make: Callable[[], Any]) -> AbstractContextManager[None]:
         """``make`` it another while the block runs, in all threads.
 
         The first one in makes the change, the last one out puts back what the first had found: one
         thread must not take the change of another for what the user wanted.
         """
-        block = object()
-        try:
-            with self._lock:
-                if not self._inside:
-                    self.before = self.read()
-                    self._inside.add(block)
-                    make()
+        return _Block(self, make)
+
+    def enter(self, block: object, make: Callable[[], Any]) -> None:
+        """A block begins."""
+        with self._lock:
+            if not self._inside:
+                self.before = self.read()
                 self._inside.add(block)
-            yield
-        finally:
-            with self._lock:
-                if self._inside == {block}:
-                    self.write(self.before)
-                self._inside.discard(block)
+                make()
+            self._inside.add(block)
+
+    def leave(self, block: object) -> None:
+        """A block ends, or could not begin."""
+        with self._lock:
+            if self._inside == {block}:
+                self.write(self.before)
+            self._inside.discard(block)
+
+
+class _Block(AbstractContextManager[None]):
+    """A class, as several are entered in every pass, and a generator costs more."""
+
+    def __init__(self, change: Change[Any], make: Callable[[], Any]) -> None:
+        self._change, self._make = change, make
+
+    def __enter__(self) -> None:
+        try:
+            self._change.enter(self, self._make)
+        except BaseException:
+            self._change.leave(self)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._change.leave(self)
 
 
 class Attributes(Change[dict[str, Any]]):
@@ -135,6 +154,8 @@ FABRIC = Change(_fabric, _set_fabric)
 
 def own_gradients() -> AbstractContextManager[None]:
     """Let the gradients of our passes through."""
+    if not any(name in sys.modules for name in _FABRIC):
+        return nullcontext()
     return FABRIC.on(lambda: _set_fabric(dict.fromkeys(_fabric(), True)))
 
 

@@ -19,7 +19,7 @@ def kept(monkeypatch):
 
     def init(self, *args, **kwargs):
         start(self, *args, **kwargs)
-        seen.append(self.recorder.prefix is not None)
+        seen.append(self.prefix is not None)
 
     monkeypatch.setattr(Passes, "__init__", init)
     return seen

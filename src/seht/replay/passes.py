@@ -69,7 +69,8 @@ class Passes:
             self.leaves = list(self.used.values())
         moving = set() if centre.tracker is None else centre.tracker.moving()
         self.weights = self._movable({n for n in moving if n in self.used})
-        self._prefix = self._kept_prefix()
+        self.prefix = self._kept_prefix()
+        """What comes before the first drawn weight, where it is replayed."""
         self.tied: list[str] = []
         """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
         self._stand_ins: StandIns = {}
@@ -194,7 +195,7 @@ class Passes:
                         centre.recorder,
                         self._witness(buffers),
                         heads,
-                        prefix=self._prefix,
+                        prefix=self.prefix,
                         stand_ins=self._stand_ins,
                         signs=signs,
                     )

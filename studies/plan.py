@@ -199,6 +199,13 @@ TASKS = {
         (*NO_EXTRAS, *_FIFTH),
         title="digits, 20 % replaced, settings of 40 %",
     ),
+    "digits-noisy-long-carried": Task(
+        "digits-noisy",
+        CARRIED,
+        5,
+        (*NO_EXTRAS, "--epochs", "200"),
+        title="digits, 40 % replaced, 200 epochs, settings of 60",
+    ),
     "price": Task("digits-noisy", (PRICE,), 10, title="what cheaper schedules keep"),
     "paper": Task(
         "digits-noisy",

@@ -57,7 +57,7 @@ def standing_in(place):
 def test_the_protocol_names_the_tasks_and_seeds():
     text = (STUDIES.parent / "docs" / "evidence" / "protocol.md").read_text()
     for name in plan.TASKS:
-        assert f"`{re.sub('(-20|-pair)?(-carried)?$', '', name, count=1)}`" in text, name
+        assert f"`{re.sub('(-20|-pair|-long)?(-carried)?$', '', name, count=1)}`" in text, name
     assert f"from {plan.FIRST_SEED} on" in text
     assert "five candidates each" in text
 

@@ -30,19 +30,19 @@ MEASURES: dict[str, tuple[str, Callable[[dict[str, Any]], float], int]] = {
 PAIRS: dict[str, list[tuple[str, str, str]]] = {
     "gains": [
         ("accuracy", "seht-h printed", "plain"),
-        ("accuracy", "seht-d (1, 0.01)", "plain"),
-        ("accuracy", "seht-d (10, 0.05)", "plain"),
+        ("accuracy", "seht-d 0.01", "plain"),
+        ("accuracy", "seht-d 0.05 10 probes", "plain"),
         ("accuracy", "seht-h 1 probe", "plain"),
         ("accuracy", "seht-d best", "plain"),
         ("accuracy", "tr(G)", "plain"),
     ],
     "speed": [
         ("epochs", key, "plain")
-        for key in ("seht-h printed", "seht-d (1, 0.01)", "seht-d (10, 0.05)", "tr(G)")
+        for key in ("seht-h printed", "seht-d 0.01", "seht-d 0.05 10 probes", "tr(G)")
     ],
     "order": [
-        ("accuracy", "seht-h printed", "seht-d (1, 0.01)"),
-        ("accuracy", "seht-h printed", "seht-d (10, 0.05)"),
+        ("accuracy", "seht-h printed", "seht-d 0.01"),
+        ("accuracy", "seht-h printed", "seht-d 0.05 10 probes"),
         ("accuracy", "seht-h 1 probe", "seht-d best"),
     ],
     "probes": [
@@ -59,11 +59,11 @@ PAIRS: dict[str, list[tuple[str, str, str]]] = {
     "flat": [
         (measure, key, "plain")
         for measure in ("trace", "largest")
-        for key in ("seht-h printed", "seht-d (1, 0.01)", "seht-h 1 probe", "tr(G)")
+        for key in ("seht-h printed", "seht-d 0.01", "seht-h 1 probe", "tr(G)")
     ],
     "stability": [
         ("smallest", key, "plain")
-        for key in ("seht-h printed", "seht-d (1, 0.01)", "seht-h 1 probe", "tr(G)")
+        for key in ("seht-h printed", "seht-d 0.01", "seht-h 1 probe", "tr(G)")
     ],
 }
 

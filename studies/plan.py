@@ -162,8 +162,8 @@ PAPER = Stage(
     {
         "plain": "weight-decay",
         "seht-h printed": f"seht-h(weight=1e-3,probes=5,{_H})",
-        "seht-d (1, 0.01)": f"seht-d(weight=1e-3,prob=0.01,{_H})",
-        "seht-d (10, 0.05)": f"seht-d(weight=1e-3,probes=10,prob=0.05,{_H})",
+        "seht-d 0.01": f"seht-d(weight=1e-3,prob=0.01,{_H})",
+        "seht-d 0.05 10 probes": f"seht-d(weight=1e-3,probes=10,prob=0.05,{_H})",
         "seht-h 1 probe": f"seht-h(weight={_BEST},probes=1,{_H})",
         "seht-h 5 probes": f"seht-h(weight={_BEST},probes=5,{_H})",
         "seht-h 10 probes": f"seht-h(weight={_BEST},probes=10,{_H})",

@@ -28,7 +28,7 @@ from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule, check_count
 from seht.strength.strength import Dose, Strength
 from seht.strength.tuning import Tuning
-from seht.strength.weight import make_weight
+from seht.strength.weight import SHARE, make_weight
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import deliver, interruptible, uninterrupted
 from seht.tensors.random_state import RandomState
@@ -56,6 +56,9 @@ class HessianTrace:
     Cost: a penalised step is about three plain ones, two for ``curvature="ggn"``; the engine looks
     at its own step size on the first few and now and then, for some six more passes.
 
+    With neither weight nor share it does what the study found best (``docs/evidence``): the
+    Gauss-Newton trace, tuned where ``held_out`` is given here, else at a share of 2.
+
     This is a plain object, not an ``nn.Module``: a model may hold it. It can be pickled and copied,
     and ``state_dict`` makes a resumed run draw the same probes.
 
@@ -72,9 +75,9 @@ class HessianTrace:
         follow: measure the share on every penalised step, for one more backward pass each.
         estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
             see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
-        curvature: ``"hessian"``, or ``"ggn"`` for the trace of the Gauss-Newton part
-            Jᵀ H_out J: two plain steps, never negative where the loss is convex in the
-            outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
+        curvature: ``"hessian"`` (beside a weight or a share), or ``"ggn"`` for the trace of the
+            Gauss-Newton part Jᵀ H_out J: two plain steps, never negative where the loss is convex
+            in the outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
             weights past the outputs (an L2 term) add nothing to it.
         params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
             default the trainable ones of two or more dimensions.
@@ -114,7 +117,7 @@ class HessianTrace:
         share: float | None = None,
         follow: bool = False,
         estimator: str | Estimator = "seht-h",
-        curvature: str = "hessian",
+        curvature: str | None = None,
         params: probes.ParamSpec = None,
         boundary: str | None = None,
         every: int = 1,
@@ -131,6 +134,10 @@ class HessianTrace:
         **options: Any,
     ) -> None:
         functional.check_arguments(model, lambda: None)
+        if weight is None and share is None and curvature != "hessian":
+            curvature = "ggn"
+            weight, share = ("tuned", None) if held_out is not None else (None, SHARE)
+        curvature = "hessian" if curvature is None else curvature
         functional.check_curvature(curvature)
         check_count("accumulate", accumulate, 1)
         if limit is not None and not (math.isfinite(limit) and limit > 0):

@@ -126,12 +126,31 @@ def test_a_resumed_run_goes_on_to_the_last_bit():
         ({"share": "0.1"}, TypeError, "a number"),
         ({"share": float("inf")}, ValueError, "finite"),
         ({"weight": 1e-3, "follow": True}, ValueError, "with share="),
-        ({}, TypeError, "needs a weight"),
+        ({"curvature": "hessian"}, TypeError, "needs a weight"),
     ],
 )
 def test_bad_arguments(options, error, said):
     with pytest.raises(error, match=said):
         seht.HessianTrace(nn.Linear(2, 2), **options)
+
+
+def test_nothing_said_is_what_the_study_found_best():
+    model = nn.Linear(3, 2).double()
+    x, y = torch.randn(8, 3).double(), torch.tensor([0, 1] * 4)
+    closure = lambda: F.cross_entropy(model(x), y)
+    bare, said = (
+        seht.HessianTrace(model, seed=3, **options)
+        for options in ({}, {"share": 2.0, "curvature": "ggn"})
+    )
+    for _ in range(MEASURED + 2):
+        assert torch.equal(bare(closure), said(closure))
+    assert bare.last.weight == said.last.weight > 0
+    held_out = ([(x, y)], lambda m, batch: F.cross_entropy(m(batch[0]), batch[1]))
+    tuned = seht.HessianTrace(model, held_out=held_out)
+    assert tuned.curvature == "ggn" and "weight='tuned'" in repr(tuned)
+    # A weight or a share alone is the paper's trace, as it was.
+    assert seht.HessianTrace(model, weight=1e-3).curvature == "hessian"
+    assert seht.HessianTrace(model, share=2).curvature == "hessian"
 
 
 def test_a_loss_without_gradient_is_refused_and_nothing_changes():

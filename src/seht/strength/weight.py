@@ -36,6 +36,8 @@ class Ranks(Protocol):
 
 LOSS, TRACE, HELD_OUT = "loss", "trace", "held-out loss"
 
+SHARE = 2.0
+"""Where nothing is said. The study's search took it from 1, 2, 4, 8 and 16; 8 ended trainings."""
 _MEASURED = 8
 """So many penalised steps are averaged before a share is known: the gradient of one probe's trace
 on one batch is mostly noise."""
@@ -364,8 +366,8 @@ def make_weight(weight: Any, share: float | None, follow: bool) -> Weight:
         raise ValueError("follow=True keeps measuring a share; give it with share=")
     if weight is None:
         raise TypeError(
-            "HessianTrace needs a weight: weight=1e-3, weight='tuned' (with held_out= in the call) "
-            "or share=3.0 in its place"
+            "the Hessian's trace needs a weight: weight=1e-3, weight='tuned' (with held_out= in "
+            "the call) or share=3.0 in its place; or leave curvature= out"
         )
     if isinstance(weight, Mapping):
         weight = WeightPath.of(weight)

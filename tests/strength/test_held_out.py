@@ -319,3 +319,36 @@ def test_a_compiled_model(form, backend):
     finally:
         torch._dynamo.reset()
     assert found == pytest.approx(tuned_path(network(0.0), form=form), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"estimator": "seht-s"},
+        {"estimator": "seht-d", "prob": 0.5, "layer_prob": 0.5},
+        {"elsewhere": True},
+    ],
+)
+def test_every_estimator_finds_the_same_weight_in_both_forms(options):
+    options = dict(options)
+    elsewhere, found = options.pop("elsewhere", False), []
+    for form in ("scalar", "lean"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+        penalty = seht.HessianTrace(
+            model, weight="tuned", curvature="ggn", total_steps=20, seed=4, **options
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        closure = lambda: F.cross_entropy(model(X.double()), Y)
+        more = {"held_out": lambda: F.cross_entropy(model(XV.double()), YV)}
+        if elsewhere:
+            more["on"] = lambda: F.cross_entropy(model(X[:16].double()), Y[:16])
+        for _ in range(20):
+            optimizer.zero_grad()
+            if form == "scalar":
+                penalty(closure, **more).backward()
+            else:
+                penalty.backward(closure, **more)
+            optimizer.step()
+        found.append(penalty.path.weights)
+    assert len(set(found[0])) > 2 and found[0] == pytest.approx(found[1], rel=1e-4)

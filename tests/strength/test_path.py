@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -63,3 +64,21 @@ def test_what_its_state_wrote_down_is_a_weight_too():
     path = seht.WeightPath((0.0,), (1e-3,))
     penalty = seht.HessianTrace(nn.Linear(3, 2), weight=path.state(), total_steps=4)
     assert penalty.path == path
+
+
+def test_beyond_its_end_the_weight_stays_with_one_warning():
+    model = nn.Linear(3, 2)
+    path = seht.WeightPath((0.0, 0.5), (1e-3, 1e-2))
+    penalty = seht.HessianTrace(model, weight=path, total_steps=3)
+    closure = lambda: model(torch.ones(4, 3)).square().mean()
+    for _ in range(3):
+        penalty(closure)
+    with pytest.warns(seht.PenaltyWarning, match="beyond total_steps=3") as found:
+        for _ in range(3):
+            penalty(closure)
+    assert len(found) == 1 and penalty.last.weight == pytest.approx(1e-2)
+    heir = seht.HessianTrace(model, weight=path, total_steps=3)
+    heir.load_state_dict(penalty.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heir(closure)

@@ -93,8 +93,20 @@ class Weight:
     def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
         """Take in what was seen."""
 
+    timed = False
+    """Whether it goes by the length of the training."""
+    _beyond = False
+
     def overrun(self, step: int, schedule: Schedule) -> None:
         """Say once that the training is longer than it was said to be, where that matters."""
+        last = schedule.total_steps
+        if self.timed and last is not None and step >= last and not self._beyond:
+            self._beyond = True
+            warn(
+                f"seht: step {step} is beyond total_steps={last}: the weight stays at "
+                f"{self.at(step, schedule):.3g}. Give the number of optimiser steps as "
+                "total_steps=."
+            )
 
     def charged(self, trace: float) -> None:
         """A trace was estimated, and is finite."""
@@ -107,7 +119,8 @@ class Weight:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs; tensors and plain numbers."""
-        return {"kind": self.kind, **({} if self.calm is None else {"calm": self.calm.state()})}
+        calm = {} if self.calm is None else {"calm": self.calm.state()}
+        return {"kind": self.kind, **calm, **({"beyond": self._beyond} if self.timed else {})}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
@@ -118,6 +131,7 @@ class Weight:
             )
         if self.calm is not None:
             self.calm = Calm(**state["calm"])
+        self._beyond = bool(state.get("beyond", False))
 
     def back(self) -> Callable[[], None]:
         """The way back to what is known now; nothing is changed in place."""
@@ -137,6 +151,7 @@ class PathWeight(Weight):
     """The path of another training, over the length of this one."""
 
     kind = "path"
+    timed = True
 
     def __init__(self, path: WeightPath) -> None:
         self._path, self.calm = path, Calm()
@@ -223,13 +238,13 @@ class TunedWeight(ShareWeight):
     """Begun at a share, and moved by what held-out data say."""
 
     kind = "tuned"
+    timed = True
 
     def __init__(self, tuning: Tuning) -> None:
         super().__init__(tuning.start)
         self._tuning = tuning
         self._position = Position(math.log(tuning.home))
         self._points: tuple[tuple[float, float], ...] = ()
-        self._beyond = False
 
     def at(self, step: int, schedule: Schedule) -> float:
         """0 until the start is known."""
@@ -264,16 +279,6 @@ class TunedWeight(ShareWeight):
         self._position = self._position.moved(_cosine(step, seen), rate, self._tuning)
         self._note(step, schedule)
 
-    def overrun(self, step: int, schedule: Schedule) -> None:
-        """Say once that the training is longer than it was said to be."""
-        if schedule.total_steps is not None and step >= schedule.total_steps and not self._beyond:
-            self._beyond = True
-            warn(
-                f"seht: step {step} is beyond total_steps={schedule.total_steps}: the weight stays "
-                f"at {self.at(step, schedule):.3g}. Give the number of optimiser steps as "
-                "total_steps=."
-            )
-
     def _note(self, step: int, schedule: Schedule) -> None:
         points = (*self._points, (float(step), self.at(step, schedule)))
         if len(points) > _POINTS:
@@ -293,7 +298,6 @@ class TunedWeight(ShareWeight):
         return super().state() | {
             "position": self._position.state(),
             "points": [list(point) for point in self._points],
-            "beyond": self._beyond,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -301,7 +305,6 @@ class TunedWeight(ShareWeight):
         super().load_state(state)
         self._position = Position(**state["position"])
         self._points = tuple((float(a), float(b)) for a, b in state["points"])
-        self._beyond = bool(state["beyond"])
 
     def __repr__(self) -> str:
         return "'tuned'" if self._tuning == Tuning() else repr(self._tuning)

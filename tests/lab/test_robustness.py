@@ -97,6 +97,33 @@ def test_a_run_s_columns(tmp_path):
     assert 0 < last["test_ece"] < 100
 
 
+def test_the_rise_that_the_trace_predicts(tmp_path):
+    """Against the exact second derivatives of the tensors that are disturbed."""
+    made = digits(**{"epochs": "12", "optim.lr": "0.2", "model.width": "4"})
+    last = train(made, "weight-decay", 3, tmp_path).metrics["last"]
+    data = load_data(made, 3)
+    model = build(made.model, data)
+    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    model.double().eval()
+    (batch,) = data.eval_batches("train", 200)
+    total = 0.0
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2:
+            continue
+
+        def loss(values, name=name):
+            logits = torch.func.functional_call(model, {name: values}, batch.x.double())
+            return torch.nn.functional.cross_entropy(logits, batch.y)
+
+        block = torch.func.hessian(loss)(weight.detach()).flatten().view(weight.numel(), -1)
+        total += weight.square().mean().item() * block.trace().item()
+    for share in (1, 3, 10):
+        predicted = last[f"train_rise_noise{share}_predicted"]
+        assert predicted == pytest.approx((share / 100) ** 2 / 2 * total, rel=0.3)
+    assert last["train_rise_noise1"] == pytest.approx(last["train_rise_noise1_predicted"], rel=1)
+    assert last["train_rise_noise10"] > last["train_rise_noise3"] > 0
+
+
 def test_text_and_what_can_be_left_out(tmp_path):
     result = train(pydocs(), "none", 0, tmp_path / "a")
     best = result.metrics["best"]
@@ -106,6 +133,8 @@ def test_text_and_what_can_be_left_out(tmp_path):
     assert not [name for name in plain.metrics["last"] if "bit" in name or "noise" in name]
     search = train(digits(), "none", 0, tmp_path / "c", test=False)
     assert not [name for name in search.metrics["last"] if name.startswith("test")]
+    assert not [name for name in search.metrics["last"] if "rise" in name]
+    assert best["train_rise_noise10_predicted"] > 0
     assert "robustness" not in identity(recipe("digits"))
 
 

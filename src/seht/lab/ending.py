@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate
-from seht.lab.robustness import robustness
+import torch
+
+from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate, in_float
+from seht.lab.robustness import NOISE, robustness
+from seht.lab.spectrum import EXAMPLES
 from seht.lab.training import Training
 
 
@@ -54,7 +57,38 @@ def robust(training: Training, which: str, test: bool) -> dict[str, float]:
         return evaluate(training.own, training.data.eval_batches("test"), recipe.task)[key]
 
     found = robustness(training.bare, measure, training.seed)
-    return {f"test_{key}_{name}": value for name, value in found.items()}
+    return {f"test_{key}_{name}": value for name, value in found.items()} | rises(training)
+
+
+def rises(training: Training) -> dict[str, float]:
+    """What weight noise adds to the training loss, and what the trace says it should add."""
+    import seht
+    from seht.lab.measured import loss_fn
+
+    model, text = in_float(training.bare), training.recipe.task == "text"
+    shares = [share / 100 for share in NOISE]
+    batches = list(training.data.eval_batches("train", EXAMPLES))
+    was = model.training
+    model.eval()
+    try:
+        # cuDNN's recurrent layers have no backward pass in eval mode.
+        with torch.backends.cudnn.flags(enabled=False):
+            measured = seht.measure.robustness(
+                model,
+                loss_fn,
+                batches,
+                bits=(),
+                noise=shares,
+                seed=training.seed,
+                batch_dim=int(text),
+            )
+    finally:
+        model.train(was)
+    found = {}
+    for share, noise in zip(NOISE, measured.noise.values(), strict=True):
+        found[f"train_rise_noise{share}"] = noise.rise
+        found[f"train_rise_noise{share}_predicted"] = noise.predicted
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def train_loss(training: Training) -> float:

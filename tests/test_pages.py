@@ -48,7 +48,7 @@ FUNCTIONS = [
     for name in home.__all__
     if callable(getattr(home, name)) and not isinstance(getattr(home, name), types.ModuleType)
 ]
-RECORDS = (Exception, seht.measure.results.Result, seht.measure.Layer, seht.measure.Progress)
+RECORDS = (Exception, seht.measure.results.PlainResult, seht.measure.Layer, seht.measure.Progress)
 """Things that a user is given: they need no example."""
 GIVEN = (seht.StepRecord, seht.CheckReport, seht.DoctorReport, seht.Estimator, seht.measure.Tracked)
 

@@ -15,11 +15,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+# Of the rivals and of the traces, those with the highest validation accuracy in the search that
+# chose their settings; the table has all of them.
 SHOWN = {
     "weight-decay": ("usual training", "#8a8f98"),
     "weight-decay(weight=0.01)": ("weight decay, tuned", "#d08a1d"),
-    "sam(rho=0.15)": ("SAM, tuned", "#3b7dd8"),
-    "seht-h(weight=0.01)": ("Gauss-Newton trace, tuned", "#c2302e"),
+    "mixup(alpha=1.0)": ("mixup, tuned", "#3b7dd8"),
+    "seht-h(share=2.0)": ("Gauss-Newton trace, share tuned", "#c2302e"),
 }
 
 
@@ -52,13 +54,11 @@ def main(directory, *files):
             low = [m - e for m, e in zip(mean, error, strict=True)]
             high = [m + e for m, e in zip(mean, error, strict=True)]
             axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
-        axes.plot(x, mean, color=colour, lw=2.2)
-        axes.annotate(
-            f"{name}: {mean[-1]:.0f} %", (len(mean), mean[-1]), xytext=(6, 0),
-            textcoords="offset points", color=colour, va="center", fontsize=10,
-        )  # fmt: skip
+        axes.plot(x, mean, color=colour, lw=2.2, label=f"{name}: {mean[-1]:.1f} % at the end")
     seeds = len(next(iter(found.values())))
     axes.set_xlim(1, None)
+    axes.set_ylim(50, None)  # below it all of them only begin to learn
+    axes.legend(loc="lower right", frameon=False)
     axes.set_xlabel("epoch")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(

@@ -95,6 +95,8 @@ def test_what_needs_no_extra_works_without_any(place):
         ["--help"],
         ["--version"],
         ["train", "digits", "--help"],
+        ["compare", "--help"],
+        ["list"],
         ["check", "mine:example"],
         OWN,
     ):

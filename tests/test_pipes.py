@@ -30,6 +30,7 @@ COMMANDS = [
     ["--help"],
     ["--version"],
     ["train", "digits", "--help"],
+    ["list"],
     ["check", "mine:example", "--json"],
     ["measure", "--model", "mine:model", "--data", "mine:data"],
     ["measure", "--model", "mine:model", "--data", "mine:data", "--json", "-"],

@@ -254,7 +254,8 @@ def test_formed_where_somebody_looks(name, form, lazy, monkeypatch):
         {"weight": None, "share": 0.5, "steps": 9},
         {"on_nonfinite": "skip"},
     ],
-    ids=str,
+    # Names without addresses, which differ between the processes that share the tests.
+    ids=["tied", "no bias", "head", "body", "params", "probes", "limit", "share", "skip"],
 )
 def test_heads_and_penalties(options, form, lazy, monkeypatch):
     assert agree(lazy, monkeypatch, entropy(), form, **options).loops > 0

@@ -82,8 +82,9 @@ class HessianTrace:
         params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
             default the trainable ones of two or more dimensions.
         boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own
-            (before a final ``log_softmax``); or mark them in the closure with
-            :func:`seht.boundary`.
+            (before a final ``log_softmax``); the end of its name is enough where it is the only
+            one. Or mark them in the closure with :func:`seht.boundary`. A Hugging Face model that
+            is given ``labels`` needs neither: its head is found.
         every: penalise each k-th step, with k times the weight; more than 4 lost the gain in
             trials.
         warmup: plain steps before the first penalised one, or, below 1, a fraction of the training
@@ -168,6 +169,12 @@ class HessianTrace:
         functional.check_pair(self._engine, self.estimator)
         self._ranks = ranks_of(model)
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
+        whole = probes.quantised(model)
+        if whole:
+            warn(
+                f"seht: {len(whole)} weights of the model are quantised ({whole[0]} is the first) "
+                "and cannot be moved: the trace is that of the others, the adapters'."
+            )
 
     # --- the two forms ------------------------------------------------------------------------
 

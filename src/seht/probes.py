@@ -83,6 +83,15 @@ def choose(model: nn.Module, params: ParamSpec = None) -> Chosen:
     return Chosen(tensors, frozenset(named))
 
 
+def quantised(model: nn.Module) -> list[str]:
+    """The weights that are no floating numbers, as a quantised base has them."""
+    return [n for n, w in model.named_parameters() if w.dim() > 1 and not _floating(w)]
+
+
+def _floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _match(
     pattern: object, aliases: dict[str, str], trainable: dict[str, Tensor], named: set[str]
 ) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import seht
-from seht.curvature.head import find_head
+from seht.curvature.head import find_head, find_module
 
 transformers = pytest.importorskip("transformers")
 
@@ -75,3 +75,41 @@ def test_ordinary_networks_have_none():
     assert find_head(net) is None
     net.lm_head = nn.Linear(2, 2)
     assert find_head(net) == "lm_head"
+
+
+def test_the_end_of_a_name_is_enough():
+    net = nn.ModuleDict({"base": make("GPT2LMHeadModel")})
+    assert find_module(net, "lm_head") is net["base"].lm_head
+    assert find_module(net, "0.attn.c_attn") is net["base"].transformer.h[0].attn.c_attn
+    with pytest.raises(ValueError, match=r"did you mean 'base.lm_head'.*head is 'base.lm_head'"):
+        find_module(net, "base.lm_hed")
+    with pytest.raises(ValueError, match=r"2 modules 'lm_head'.*'a.lm_head', 'b.lm_head'"):
+        find_module(
+            nn.ModuleDict({"a": make("GPT2LMHeadModel"), "b": make("GPT2LMHeadModel")}), "lm_head"
+        )
+
+
+def test_a_whole_name_wins_over_an_end():
+    net = nn.ModuleDict({"head": nn.Linear(2, 2), "inner": nn.ModuleDict({"head": nn.Tanh()})})
+    assert find_module(net, "head") is net["head"]
+    assert find_module(net, "inner.head") is net["inner"]["head"]
+
+
+def test_a_quantised_base_is_left_out_and_said():
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            whole = torch.randint(-8, 8, (6, 4), dtype=torch.int8)
+            self.weight = nn.Parameter(whole, requires_grad=False)
+            self.adapter = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return x @ (self.weight.t().to(x.dtype) / 8) + self.adapter(x)
+
+    torch.manual_seed(0)
+    model, x, y = Quantised(), torch.randn(8, 4), torch.randint(6, (8,))
+    with pytest.warns(seht.PenaltyWarning, match="1 weights of the model are quantised"):
+        penalty = seht.HessianTrace(model, weight=1.0, curvature="ggn", seed=0)
+    closure = lambda: torch.nn.functional.cross_entropy(model(x), y)
+    penalty.backward(closure)
+    assert penalty.last.layers == ("adapter.weight",) and penalty.last.trace > 0

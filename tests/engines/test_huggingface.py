@@ -14,6 +14,7 @@ from single import Problem, Settled, trained
 from torch.overrides import TorchFunctionMode
 
 import seht
+from seht.curvature.head import find_head
 from seht.lab.bench.cases import images, text
 
 transformers = pytest.importorskip("transformers")
@@ -145,11 +146,48 @@ def test_accuracy(build, steps):
 
 
 @every_model
-def test_a_model_that_returns_its_loss_is_told_the_ways_out(build):
+def test_the_head_of_a_model_that_returns_its_loss_is_found(build):
     single = problem(build, 0)
-    penalty = seht.HessianTrace(single.model, weight=1e-3, curvature="ggn")
+    found = []
+    for name in (None, find_head(single.model)):
+        penalty = seht.HessianTrace(
+            single.model, weight=1e-3, curvature="ggn", boundary=name, seed=0
+        )
+        found.append(penalty(single.closure).item())
+        assert penalty.last.trace > 0
+    assert found[0] == found[1]
+    assert seht.check(single.model, own_loss, single.batch, curvature="ggn", directions=1)
+
+
+def test_a_model_that_hides_its_head_is_told_the_ways_out():
+    """Called in a way of its own, so that nothing says that it puts out a loss."""
+    single = problem(gpt2, 0)
+    hidden = torch.nn.Module()
+    hidden.inner = single.model
+    hidden.forward = lambda x: single.model(input_ids=x, labels=x).loss
+    penalty = seht.HessianTrace(hidden, weight=1e-3, curvature="ggn")
     with pytest.raises(RuntimeError, match=r'boundary="module\.name"'):
-        penalty(single.closure)
+        penalty(lambda: hidden(single.batch[0]))
+    penalty = seht.HessianTrace(hidden, weight=1e-3, curvature="ggn", boundary="lm_head")
+    penalty(lambda: hidden(single.batch[0]))
+    assert penalty.last.trace > 0
+
+
+def test_two_heads_in_one_loss_are_not_taken_for_one():
+    """The loss of the second would silently add nothing."""
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=8, n_embd=16, n_layer=1, n_head=2, num_labels=1
+    )
+    model = transformers.GPT2DoubleHeadsModel(config).eval()
+    x = torch.randint(WORDS, (2, 2, 8))
+
+    def closure():
+        labels = {"labels": x, "mc_labels": torch.tensor([0, 1])}
+        out = model(input_ids=x, mc_token_ids=torch.full((2, 2), 7), **labels)
+        return out.loss + out.mc_loss
+
+    with pytest.raises(RuntimeError, match=r'boundary="module\.name"'):
+        seht.HessianTrace(model, weight=1e-3, curvature="ggn")(closure)
 
 
 def test_a_model_may_look_closer_at_its_first_batch():

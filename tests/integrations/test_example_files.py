@@ -15,6 +15,8 @@ NEEDS = {
     "accelerate_loop.py": ["sklearn", "accelerate"],
     "huggingface_trainer.py": ["transformers", "accelerate"],
     "tuned_weight.py": ["sklearn"],
+    "lora_trainer.py": ["transformers", "accelerate", "peft"],
+    "lora_loop.py": ["transformers", "peft"],
 }
 
 
@@ -22,8 +24,8 @@ def test_every_file_is_run():
     assert {path.name for path in FOLDER.glob("*.py")} == NEEDS.keys()
 
 
-# Their loops are those of the fast tests of Fabric and Accelerate.
-LONG = {"fabric.py", "accelerate_loop.py", "tuned_weight.py"}
+# Their loops are those of the fast tests of Fabric, Accelerate and Hugging Face's trainer.
+LONG = {"fabric.py", "accelerate_loop.py", "tuned_weight.py", "lora_trainer.py"}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from seht.check.sandbox import Gradient, Sandbox, ordinary
 from seht.check.tape import Tape
-from seht.curvature.boundary import find_module
+from seht.curvature.head import find_head, find_module, returns_loss
 from seht.curvature.softmax import log_softmax_dim
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import check_loss, split
@@ -41,6 +41,8 @@ class Outputs:
         self._box, self._tape = box, tape
         self._module = find_module(box.model, box.form.boundary)
         self._depth = 0
+        self._head: nn.Module | None = None
+        self._handles: list[Any] = []
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
         self._given: Iterator[Tensor] | None = None
@@ -50,7 +52,7 @@ class Outputs:
         """Of outputs that a final ``log_softmax`` made: it counts to the loss."""
         self.centre = self.values()
         self._marks = bool(self._marked)
-        plain = not self._marks and box.form.boundary is None
+        plain = not self._marks and box.form.boundary is None and self._head is None
         self._dims = [log_softmax_dim(z) if plain else None for z in self._found]
         self.centre_slope = self.slope(self.centre)
 
@@ -111,8 +113,9 @@ class Outputs:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        handles = [
-            self._module.register_forward_pre_hook(self._enter),
+        self._head = None
+        self._handles = [
+            self._module.register_forward_pre_hook(self._enter, with_kwargs=True),
             self._module.register_forward_hook(self._leave, always_call=True),
         ]
         token = BOUNDARY.set(self)
@@ -120,15 +123,22 @@ class Outputs:
             yield
         finally:
             BOUNDARY.reset(token)
-            for handle in handles:
+            for handle in self._handles:
                 handle.remove()
 
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
+    def _enter(self, module: nn.Module, inputs: Any, kwargs: dict[str, Any]) -> None:
         self._depth += 1
+        labelled = self._box.form.boundary is None and returns_loss(kwargs)
+        if labelled and self._head is None and (name := find_head(self._box.model)) is not None:
+            self._head = find_module(self._box.model, name)
+            self._handles.append(self._head.register_forward_hook(self._leave_head))
+
+    def _leave_head(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return None if self._marked else self._seen(outputs, self._hooked, marked=False)
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         self._depth -= 1
-        if self._depth > 0 or self._marked:
+        if self._depth > 0 or self._marked or (self._head is not None and self._hooked):
             return None
         return self._seen(outputs, self._hooked, marked=False)
 

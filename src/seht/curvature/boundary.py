@@ -2,7 +2,8 @@ r"""The boundary between network and loss, which the Gauss-Newton matrix needs.
 
 :math:`G = J^T H_{out} J`: J the derivative of the network's outputs z, :math:`H_{out}` the loss's
 second derivative in z. The outputs are those of the outermost calls of the model in the closure,
-of the module named by ``boundary=``, or what the closure marks with :func:`seht.boundary`.
+of the module named by ``boundary=``, or what the closure marks with :func:`seht.boundary`. A model
+of Hugging Face's that is given ``labels`` puts out its own loss; then the outputs are its head's.
 
 A model that ends in ``log_softmax`` puts out log-probabilities, in which ``F.nll_loss`` is linear:
 G would be 0 by definition, while everybody means the logits. So the final ``log_softmax`` of a
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.curvature.flat_losses import linear
+from seht.curvature.head import find_head, find_module, returns_loss
 from seht.curvature.softmax import again, log_softmax_dim
 from seht.curvature.unformed import Unformed
 from seht.precision.half_weights import HALVES
-from seht.probes import clean_name
 from seht.task import Task
 from seht.tensors.graph_need import Dropped
 from seht.tensors.nodes import node_of, reached
@@ -57,7 +58,9 @@ class Boundary:
     def __init__(
         self, task: Task, *, cut: bool = False, dropped: Dropped | None = None, tracker: Any = None
     ) -> None:
-        self._module = find_module(task.model, task.boundary)
+        self._model, self._module = task.model, find_module(task.model, task.boundary)
+        self._head: nn.Module | None = None
+        """Of a model that is called with labels and returns its own loss: its outputs count."""
         self._named = task.boundary is not None
         self._weights = list(task.weights.values())
         self._depth = 0
@@ -122,6 +125,7 @@ class Boundary:
         self._hooked, self._marked, self._roots = [], [], []
         self._origins.clear()
         self._depth = self._calls = 0
+        self._head = None
         self._token: Token[Boundary | None] = BOUNDARY.set(self)
         self._handles = [
             self._module.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -142,14 +146,30 @@ class Boundary:
             return None
         self._drop(True)
         self._calls += 1
+        if not self._named and not torch.compiler.is_compiling() and returns_loss(kwargs):
+            self._look_for_head()
         # A hidden state that comes back is no output any more, but a part of the network.
         return mapped((args, kwargs), self._origin) if self._origins else None
+
+    def _look_for_head(self) -> None:
+        name = find_head(self._model) if self._head is None else None
+        if name is not None:
+            self._head = find_module(self._model, name)
+            self._handles.append(self._head.register_forward_hook(self._leave_head))
+
+    def _leave_head(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        if self.copied or self._marked:
+            return None
+        self._drop(False)
+        return self._alias(outputs, self._hooked)
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         if self.copied:
             return None
         self._depth -= 1
         if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
+            return None
+        if self._head is not None and self._hooked:
             return None
         self._drop(False)
         return self._alias(outputs, self._hooked)
@@ -169,7 +189,7 @@ class Boundary:
         # A compiler cannot trace these questions, and shows us no such tensors.
         traced = torch.compiler.is_compiling()
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
-            own = found is self._hooked and not self._named and not traced
+            own = found is self._hooked and not self._named and not traced and self._head is None
             dim = log_softmax_dim(tensor) if own else None
             if self._is_weight(tensor):
                 tensor = tensor.clone()  # put out as it is it would move with the weight
@@ -250,15 +270,3 @@ def check_boundary(model: nn.Module, name: object) -> None:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"boundary must be the name of a module, not {name!r}")
     find_module(model, name)
-
-
-def find_module(model: nn.Module, name: str | None) -> nn.Module:
-    """The module of that name, wrappers aside; the model itself without one."""
-    if name is None:
-        return model
-    for raw, module in model.named_modules():
-        if clean_name(raw) == clean_name(name):
-            return module
-    raise ValueError(
-        f"boundary: the model has no module {name!r} (model.named_modules() lists them)"
-    )

@@ -6,12 +6,50 @@ boundary of the Gauss-Newton matrix is then its head, ``boundary=find_head(model
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
+from seht.errors import unknown
 from seht.probes import clean_name
 
 _NAMES = ("classifier", "score", "qa_outputs")
 """What Hugging Face calls the heads that no method gives: of sequences, tokens, images, spans."""
+
+
+def find_module(model: nn.Module, name: str | None) -> nn.Module:
+    """The module of that name, or of the one name that ends so; wrappers aside. The model itself
+    without one.
+    """
+    if name is None:
+        return model
+    wanted = clean_name(name)
+    names = {clean_name(raw): module for raw, module in model.named_modules() if raw}
+    names = {"": model, **names}
+    if wanted in names:
+        return names[wanted]
+    # An adapter of PEFT is a module around the model, another inside it, and longer names.
+    ends = [known for known in names if known.endswith(f".{wanted}")]
+    if len(ends) == 1:
+        return names[ends[0]]
+    if ends:
+        raise ValueError(
+            f"boundary: the model has {len(ends)} modules {name!r}; give the whole name: "
+            + ", ".join(map(repr, ends))
+        )
+    head = find_head(model)
+    names.pop("")
+    said = unknown("module", name, names).removeprefix("unknown module ")
+    hint = "" if head is None else f"; its head is {head!r}"
+    raise ValueError(
+        f"boundary: the model has no module {said}{hint}; model.named_modules() lists them"
+    )
+
+
+def returns_loss(arguments: dict[str, Any]) -> bool:
+    """Whether a model of Hugging Face's is called so that it puts out its own loss, of one head."""
+    given = [n for n, value in arguments.items() if "label" in n and value is not None]
+    return given == ["labels"]
 
 
 def find_head(model: nn.Module) -> str | None:

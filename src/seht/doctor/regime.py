@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from seht.curvature.boundary import find_module
+from seht.curvature.head import find_module
 from seht.doctor.patient import Patient
 from seht.measure.results import PlainResult
 from seht.tensors.trees import mapped

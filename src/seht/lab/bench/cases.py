@@ -25,6 +25,14 @@ class Problem:
     y: Tensor
     axis: int
     """Where the examples lie: 0 for images, 1 for text of shape (time, batch)."""
+    adamw: bool = False
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """One that leaves the weights where they are: SGD with momentum, or AdamW."""
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        if self.adamw:
+            return torch.optim.AdamW(weights, lr=0.0)
+        return torch.optim.SGD(weights, lr=0.0, momentum=0.9)
 
     def logits(self, x: Tensor) -> Tensor:
         """The model's predictions, one row for each target."""
@@ -94,6 +102,8 @@ class Case:
     """Whether the benchmark also runs it under ``torch.compile``."""
     rows: frozenset[str] | None = None
     """The rows it is there for; None: all."""
+    adamw: bool = False
+    """Whether it is trained by AdamW, which has two numbers for each weight."""
 
     def describe(self, scale: str) -> str:
         """The sizes in words."""
@@ -109,7 +119,7 @@ class Case:
         draw = torch.Generator().manual_seed(1)
         if not dropout:
             _no_dropout(model)
-        problem = Problem(model, *self.data(batch, draw, **data), self.axis)
+        problem = Problem(model, *self.data(batch, draw, **data), self.axis, self.adamw)
         adam = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(train):
             other = replace(problem)
@@ -157,6 +167,38 @@ def _mlp(width: int) -> nn.Module:
 def _lm(words: int, length: int, batch: int, **model: Any) -> tuple[Sizes, Sizes, int]:
     return {"vocabulary": words, **model}, {"vocabulary": words, "length": length}, batch
 
+
+class _Adapter(nn.Module):
+    """LoRA on a linear layer: the layer stays as it is, and a map of low rank is learnt beside."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.normal_(self.up.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both together."""
+        out: Tensor = self.layer(x) + self.up(self.down(x))
+        return out
+
+
+def _adapted(**sizes: Any) -> nn.Module:
+    model = models.GPT(**sizes).requires_grad_(False)
+    for block in model.blocks:
+        block.qkv = _Adapter(block.qkv, rank=8)
+    return model
+
+
+_VOCABULARY: dict[str, tuple[Sizes, Sizes, int]] = {
+    "full": _lm(50257, 256, 4, context=256, width=256, layers=4),
+    "medium": _lm(1000, 64, 4, context=64, width=64, layers=2),
+    "small": _lm(200, 32, 4, context=32, width=32, layers=2),
+    "mini": _lm(200, 16, 4, context=16, width=16, layers=2),
+    "tiny": _lm(40, 8, 4, context=8, width=8, layers=1, heads=2),
+}
+_FINE_TUNING = frozenset({"plain", "ggn/scalar", "ggn/lean", "hessian/lean"})
 
 CASES: dict[str, Case] = {
     "resnet18": Case(
@@ -238,5 +280,23 @@ CASES: dict[str, Case] = {
             "mini": ({"width": 32}, {}, 64),
             "tiny": ({"width": 6}, {}, 16),
         },
+    ),
+    "gpt-large-vocabulary": Case(
+        "small GPT with the vocabulary of GPT-2",
+        models.GPT,
+        _text,
+        1,
+        _VOCABULARY,
+        rows=_FINE_TUNING,
+        adamw=True,
+    ),
+    "gpt-large-vocabulary-lora": Case(
+        "LoRA on the same",
+        _adapted,
+        _text,
+        1,
+        _VOCABULARY,
+        rows=_FINE_TUNING,
+        adamw=True,
     ),
 }

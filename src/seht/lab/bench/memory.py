@@ -64,7 +64,7 @@ def peak_of(row: BenchRow, case: str, scale: str, checks: bool) -> dict[str, Any
 
 def _steps(row: BenchRow, problem: Problem, checks: bool) -> Iterator[str]:
     """Runs steps, and says what the highest level so far stands for."""
-    optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0, momentum=0.9)
+    optimizer = problem.optimizer()
     runner = row.runner(problem)
     if isinstance(runner, Penalty):
         runner.steady()

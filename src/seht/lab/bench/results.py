@@ -31,6 +31,8 @@ class Settings:
             "lstm": 110.0,
             "gpt": 90.0,
             "mlp": 15.0,
+            "gpt-large-vocabulary": 240.0,
+            "gpt-large-vocabulary-lora": 180.0,
         }
     )
     """Seconds for the timing of each model; rounds end there."""
@@ -61,6 +63,8 @@ FAST = replace(
         "lstm": 15.0,
         "gpt": 10.0,
         "mlp": 3.0,
+        "gpt-large-vocabulary": 25.0,
+        "gpt-large-vocabulary-lora": 20.0,
     },
     train=20,
     error_draws=1,

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-import torch
-
 from seht.engines.looks import Look
 from seht.engines.step_size import StepControl
 from seht.lab.bench.cases import Problem
@@ -52,7 +50,7 @@ class Clock:
     """Times whole training steps of one problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self._optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0, momentum=0.9)
+        self._optimizer = problem.optimizer()
         self._plain = Runner(problem)
         for _ in range(3):  # the first steps allocate
             first = self._once(self._plain, 0)

@@ -1,7 +1,7 @@
 """LoRA, DoRA and checkpoints on language models nobody here wrote, against float64 truth.
 
-Tiny configurations; large enough thresholds are lowered so that their logits go the way of large
-ones: they are never formed.
+Tiny configurations; the threshold is lowered, so that their logits go the way of large ones, which
+are never formed.
 """
 
 import copy
@@ -49,6 +49,7 @@ def mixtral():
         **SIZES, num_key_value_heads=1, num_local_experts=3, num_experts_per_tok=2,
         output_router_logits=True,
     )  # fmt: skip
+    config._experts_implementation = "eager"  # grouped products have no float64
     return transformers.MixtralForCausalLM(config)
 
 
@@ -94,13 +95,17 @@ def loops(monkeypatch):
 
 FAST = (gpt2, "lora", True)
 ROWS = [(m, a, c) for m in MODELS for a in (None, "lora", "dora") for c in (False, True)]
-every_row = pytest.mark.parametrize(
-    ("build", "adapter", "checkpointed"),
-    [row if row == FAST else pytest.param(*row, marks=pytest.mark.slow) for row in ROWS],
-)
 
 
-@every_row
+def rows(chosen):
+    return pytest.mark.parametrize(
+        ("build", "adapter", "checkpointed"),
+        [row if row == FAST else pytest.param(*row, marks=pytest.mark.slow) for row in chosen],
+    )
+
+
+# A checkpoint runs its part again outside of the mode that widens casts; GPT-2 has none.
+@rows([row for row in ROWS if row[0] is gpt2 or not row[2]])
 @pytest.mark.parametrize("form", ["scalar", "lean"])
 def test_the_gradient_of_adapters(build, adapter, checkpointed, form, loops):
     """In float64, by the double backward of the other engine; the head is found by itself."""
@@ -124,13 +129,14 @@ def test_the_gradient_of_adapters(build, adapter, checkpointed, form, loops):
     assert (g - exact).norm() < 1e-3 * exact.norm()
 
 
-@every_row
+@rows(ROWS)
 def test_in_float32(build, adapter, checkpointed, loops):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = adapted(build, adapter, checkpointed)
         single = trained(model, sentences, own_loss, 0)
-        double = single.double()
+        # The same weights without checkpoints, which would run again outside of the mode.
+        double = trained(adapted(build, adapter, False), sentences, own_loss, 0).double()
         truth = Problem(double.model, double.batch, wide_loss)
         settled = Settled(single, {"curvature": "ggn", "boundary": "lm_head"})
         errors = [settled.errors(truth, seed) for seed in range(3)]

@@ -19,7 +19,7 @@ from seht.distributed import ranks_of
 from seht.engines import engine_options, make_engine
 from seht.errors import unknown
 from seht.estimators import Estimator
-from seht.guards import Guard
+from seht.guards import Guard, warn
 from seht.record import StepRecord
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.closures import Guarded

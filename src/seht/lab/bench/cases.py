@@ -186,6 +186,7 @@ class _Adapter(nn.Module):
 
 def _adapted(**sizes: Any) -> nn.Module:
     model = models.GPT(**sizes).requires_grad_(False)
+    block: Any
     for block in model.blocks:
         block.qkv = _Adapter(block.qkv, rank=8)
     return model

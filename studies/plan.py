@@ -130,6 +130,8 @@ CARRIED = (
 )
 """What the search on digits-noisy has chosen, for all methods alike, on tasks without a search."""
 
+STRONGER = Stage("stronger", {"tr(G)": "{digits-noisy:tr(G)}", "tr(G) share 4": "seht-h(share=4)"})
+
 _W = "{digits-noisy:tr(G)=weight}"
 PRICE = Stage(
     "price",
@@ -201,7 +203,7 @@ TASKS = {
     ),
     "digits-noisy-long-carried": Task(
         "digits-noisy",
-        CARRIED,
+        (*CARRIED, STRONGER),
         5,
         (*NO_EXTRAS, "--epochs", "200"),
         title="digits, 40 % replaced, 200 epochs, settings of 60",

@@ -116,6 +116,11 @@ def test_the_pages_are_those_that_the_records_give():
         assert draw.redrawn(text, records) == text, f"run `make evidence`: {page.name}"
 
 
+def test_a_place_of_another_script_is_left_alone():
+    page = "<!-- table -->\n\ntheirs\n\n<!-- end -->\n"
+    assert draw.redrawn(page, {}) == page
+
+
 def test_judging_began_after_the_protocol_was_written():
     """Its commit is of 04:54 UTC, 18 November 2026."""
     for path in study.RECORDS.glob("*.json.xz"):

@@ -80,6 +80,8 @@ def pairs(record: dict[str, Any], claim: str) -> str:
         if found is not None:
             cells = [title, f"{one} − {other}", interval(found, digits), str(found.n)]
             lines.append(f"| {' | '.join(cells)} |")
+    if len(lines) == 2:
+        return "*Not run yet: `make study TASK=paper`.*"
     if claim == "stability":
         lines += ["", *(_verdicts(row) for row in rows.values() if "stability" in _any(row))]
     return "\n".join(lines)

@@ -48,7 +48,8 @@ def test_a_share_takes_the_place_of_the_recipes_weight(tmp_path):
     "command, said",
     [
         (["--methods", "seht-h(weight=tuned)", "--data.validation", "0"], "--data.validation"),
-        (["--methods", "seht-h(weight=best)"], "'tuned'"),
+        (["--methods", "seht-h(weight=tune)"], "'tuned'"),
+        (["--methods", "seht-h(weight=best)"], "search with --grid"),
         (["--methods", "seht-h(weight=tuned,share=2)"], "not both"),
         (["--methods", "none", "--refit", "--data.validation", "0"], "needs a validation split"),
     ],

@@ -41,6 +41,7 @@ OPTIONS = [
     ({"kapa": 0.1}, ValueError, "did you mean 'kappa'"),
     ({"boundary": 3}, TypeError, "boundary must be the name of a module"),
     ({"boundary": "hed"}, ValueError, "has no module 'hed'"),
+    ({"optimizer": torch.optim.AdamW}, TypeError, "optimizer must be the training's optimiser"),
     ({"seed": 1.0}, TypeError, "seed must be a whole number"),
     ({"estimator": "seth-h"}, ValueError, "did you mean 'seht-h'"),
     ({"estimator": 3}, TypeError, "seht.SehtH()"),

@@ -94,7 +94,7 @@ class Guard:
             self.warned_faint = True
             warn(
                 f"seht: the penalty is {self.share:.2g} of the loss, too little to do anything. "
-                f"Raise the weight (now {weight:.3g}), or let share=4, or weight='tuned' with "
+                f"Raise the weight (now {weight:.3g}), or let share=2, or weight='tuned' with "
                 "held-out data, find it."
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -70,12 +70,13 @@ class HessianTrace:
             ``total_steps``, so that the weight moves as fast as the training's length needs;
             without it one look moves log(weight) by 0.05 at most.
         share: instead of a weight, the size of the penalty's gradient over that of the loss's own,
-            both averaged over the first eight penalised steps, which are charged nothing. In trials
-            4 gave most of the gain with wrong labels and did no harm without.
+            both averaged over the first eight penalised steps, which are charged nothing. 2 is the
+            study's, with ``curvature="ggn"``.
         follow: measure the share on every penalised step, for one more backward pass each.
         estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
             see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
-        curvature: ``"hessian"`` (beside a weight or a share), or ``"ggn"`` for the trace of the
+        curvature: ``"hessian"`` (beside a weight, also ``"tuned"``, or a share, where nothing is
+            said; a path brings its own), or ``"ggn"``, which we recommend, for the trace of the
             Gauss-Newton part Jᵀ H_out J: two plain steps, never negative where the loss is convex
             in the outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
             weights past the outputs (an L2 term) add nothing to it.
@@ -138,6 +139,9 @@ class HessianTrace:
         if weight is None and share is None and curvature != "hessian":
             curvature = "ggn"
             weight, share = ("tuned", None) if held_out is not None else (None, SHARE)
+        weight = WeightPath.of(weight) if isinstance(weight, Mapping) else weight
+        if curvature is None and isinstance(weight, WeightPath):
+            curvature = weight.curvature  # another trace would have another weight
         curvature = "hessian" if curvature is None else curvature
         functional.check_curvature(curvature)
         check_count("accumulate", accumulate, 1)
@@ -150,7 +154,8 @@ class HessianTrace:
         self.model = model
         way = make_weight(weight, share, follow)
         own, of_engine = functional.split_options(options)
-        beside = [*inspect.signature(HessianTrace).parameters, *engine_options()]
+        named = [*inspect.signature(HessianTrace).parameters][1:-1]  # no model, no **options
+        beside = [*named, *engine_options()]
         self.estimator = estimators.make(estimator, own, beside)
         self.curvature = curvature
         self.params = params
@@ -349,7 +354,8 @@ class HessianTrace:
     @property
     def path(self) -> WeightPath | None:
         """The way that a tuned weight took so far, for ``weight=`` of another training."""
-        return self._strength.weight.path(self.schedule)
+        path = self._strength.weight.path(self.schedule)
+        return None if path is None else replace(path, curvature=self.curvature)
 
     @property
     def step(self) -> int:

@@ -66,6 +66,17 @@ def test_what_its_state_wrote_down_is_a_weight_too():
     assert penalty.path == path
 
 
+def test_a_path_is_gone_again_on_the_trace_that_found_it():
+    """A weight of the Gauss-Newton trace means something else for the whole one."""
+    path = seht.WeightPath((0.0,), (1e-3,))
+    made = lambda **given: seht.HessianTrace(nn.Linear(3, 2), total_steps=4, **given)
+    found = made(weight=path, curvature="ggn").path
+    told = json.loads(json.dumps(found.state()))
+    assert made(weight=found).curvature == made(weight=told).curvature == "ggn"
+    assert made(weight=found, curvature="hessian").curvature == "hessian"
+    assert made(weight=path).curvature == "hessian"  # written by hand: as beside any weight
+
+
 def test_beyond_its_end_the_weight_stays_with_one_warning():
     model = nn.Linear(3, 2)
     path = seht.WeightPath((0.0, 0.5), (1e-3, 1e-2))

@@ -14,9 +14,8 @@ from seht.doctor.regime import Regime
 from seht.doctor.shares import Shares
 from seht.measure.numbers import aligned, duration, number, with_error
 from seht.measure.results import PlainResult, plain
+from seht.strength.weight import SHARE
 
-SHARE = 4.0
-"""Gave most of the gain with wrong labels, and did no harm without (see ``share=``)."""
 _INDENT = len("curvature  ")
 _LAYERS = 8
 """Shown on the terminal; the page and the JSON have more."""

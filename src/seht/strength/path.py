@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = "seht.WeightPath/1"
@@ -31,6 +31,8 @@ class WeightPath:
     positions: tuple[float, ...]
     """Fractions of the training, growing."""
     weights: tuple[float, ...]
+    curvature: str | None = field(default=None, compare=False)
+    """Of the training that found it, and of the one that repeats it unless it names another."""
 
     def __post_init__(self) -> None:
         if not self.positions or len(self.positions) != len(self.weights):
@@ -56,10 +58,12 @@ class WeightPath:
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``, records and JSON."""
+        named = {} if self.curvature is None else {"curvature": self.curvature}
         return {
             "format": FORMAT,
             "positions": list(self.positions),
             "weights": list(self.weights),
+            **named,
         }
 
     @classmethod
@@ -73,7 +77,8 @@ class WeightPath:
             )
         try:
             positions = tuple(float(p) for p in state["positions"])
-            return cls(positions, tuple(float(w) for w in state["weights"]))
+            weights = tuple(float(w) for w in state["weights"])
+            return cls(positions, weights, state.get("curvature"))
         except (KeyError, TypeError) as error:
             raise ValueError(f"this path of weights is not complete: {error}") from error
 

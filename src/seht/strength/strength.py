@@ -70,6 +70,11 @@ class Strength:
         if held_out is not None:
             self._refuse_held_out()
             self._held_out = self._held_out or held.source(held_out)
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                f"optimizer must be the training's optimiser, as in optimizer=optimizer, "
+                f"not {optimizer!r}"
+            )
         self._optimizer = self._optimizer or optimizer
 
     @property
@@ -112,8 +117,8 @@ class Strength:
     def _refuse_held_out(self) -> None:
         if not self.tuned:
             raise ValueError(
-                "held_out= is for weight='tuned', and this penalty has a weight of its own; make "
-                "it with weight='tuned', or leave held_out= out"
+                "held_out= is for weight='tuned', and this penalty has a weight or share of its "
+                "own; make it with weight='tuned', or leave held_out= out"
             )
 
     def look(

@@ -372,8 +372,6 @@ def make_weight(weight: Any, share: float | None, follow: bool) -> Weight:
             "the Hessian's trace needs a weight: weight=1e-3, weight='tuned' (with held_out= in "
             "the call) or share=3.0 in its place; or leave curvature= out"
         )
-    if isinstance(weight, Mapping):
-        weight = WeightPath.of(weight)
     if isinstance(weight, WeightPath):
         return PathWeight(weight)
     if isinstance(weight, str):

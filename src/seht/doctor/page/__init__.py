@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seht.doctor.report import SHARE, DoctorReport, cost_table, loss_table, share_table, share_words
+from seht.doctor.report import DoctorReport, cost_table, loss_table, share_table, share_words
 from seht.extras import need
 from seht.measure.numbers import duration, number
 from seht.measure.page.drawing import FAINT, INK, Panel, colour, panel
 from seht.measure.page.figures import LAYERS, row_names
 from seht.measure.page.template import fill
+from seht.strength.weight import SHARE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +80,7 @@ def render(report: DoctorReport, command: str, versions: Sequence[tuple[str, str
             ),
             (
                 "What a weight does",
-                f"The share of each power of ten. share={SHARE:g} gave most of the gain in trials.",
+                f"The share of each power of ten. share={SHARE:g} is the default.",
                 share_table(report.shares),
                 _layers(report),
             ),

@@ -20,7 +20,7 @@ NOISE = 0.4
 
 
 def digits_noisy() -> Recipe:
-    """300 of scikit-learn's digits, 60 of them for validation: a second for a run."""
+    """300 of scikit-learn's digits, 60 of them for validation: seconds for a run."""
     return _noisy(digits(), gauss_newton(1e-2), validation=60)
 
 

@@ -89,7 +89,7 @@ def test_defaults_are_the_paper_s():
 
 
 def test_the_docstring_says_what_seht_d_estimates():
-    assert "2 p_1 p_2" in seht.SehtD.__doc__.splitlines()[0]
+    assert "2 p₁ p₂ tr(H)" in seht.SehtD.__doc__.splitlines()[0]
 
 
 @pytest.mark.parametrize("estimator", [seht.SehtH(probes=2), seht.SehtD(prob=0.1)])

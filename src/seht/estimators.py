@@ -106,7 +106,7 @@ class SehtH:
 
 @dataclass(frozen=True, kw_only=True)
 class SehtD:
-    """SEHT-D, the paper's Algorithm 2: the trace of a few entries of a few tensors.
+    """SEHT-D, the paper's Algorithm 2: 2 p₁ p₂ tr(H) from a few entries of a few tensors.
 
     Each tensor is kept with probability p₁; in a kept tensor every entry is +1 or −1 with
     probability p₂ each, else 0. So it estimates 2 p₁ p₂ tr(H), which the paper does not rescale: at

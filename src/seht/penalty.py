@@ -414,6 +414,7 @@ class HessianTrace:
             "seed": self.seed,
             "engine": self._engine.state(),
             "strength": self._strength.state(),
+            "ranks": self._ranks.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -435,7 +436,7 @@ class HessianTrace:
                 "saved"
             )
         self.seed, self._account = seed, account
-        self._ranks.reset()
+        self._ranks.reset(state.get("ranks"))
         if state.get("engine"):
             self._engine.load_state(state["engine"])
 

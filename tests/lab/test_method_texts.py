@@ -110,7 +110,9 @@ def test_a_wrong_setting_of_a_recipe_is_refused():
 def test_a_method_for_images_is_refused_for_text():
     spec = parse("seht-d+mixup")
     assert spec.fits("image") and not spec.fits("text")
-    with pytest.raises(ValueError, match="mixup works on images, tables, series, features, and recipe"):
+    with pytest.raises(
+        ValueError, match="mixup works on images, tables, series, features, and recipe"
+    ):
         spec.build(TEXT)
 
 

@@ -140,9 +140,19 @@ class DDPRanks(Ranks):
         self._agreed = True
         return int(rows[0][0]) & _MASK64
 
-    def reset(self) -> None:
-        """Ask again."""
+    def state(self) -> int | None:
+        """The number of ranks, once they have agreed."""
+        return self.size if self._agreed else None
+
+    def reset(self, count: int | None) -> None:
+        """Ask again.
+
+        Where the closure is what shows the wrapper, the first call draws its probes before it is
+        seen; as one of so many ranks all the same, so that a resumed run draws what it would have.
+        """
         self._agreed = False
+        if count is not None and count == dist.get_world_size():
+            self.rank, self.size = dist.get_rank(), count
 
     def number(self, call: int) -> int:
         """The ranks' calls one after the other."""

@@ -108,7 +108,7 @@ class FSDPRanks(Ranks):
             seed, self._agreed = self.agree(seed), True
         return seed
 
-    def reset(self) -> None:
+    def reset(self, count: int | None) -> None:
         """Ask again."""
         self._agreed = False
 

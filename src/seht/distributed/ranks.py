@@ -103,8 +103,12 @@ class Ranks:
         """The first rank's seed, asked for once, before layers are drawn."""
         return seed
 
-    def reset(self) -> None:
-        """The seed has been replaced: ask again."""
+    def state(self) -> int | None:
+        """How many ranks have agreed on a seed, for a resumed run."""
+        return None
+
+    def reset(self, count: int | None) -> None:
+        """The seed has been replaced by one on which so many ranks had agreed: ask again."""
 
     def number(self, call: int) -> int:
         """The place of this rank's call among all those of the step: each has its own probes."""

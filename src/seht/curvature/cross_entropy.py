@@ -113,8 +113,12 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
     try:
         with torch.no_grad():
             return _Walk(outputs, ends, set(order)).terms(loss, order)
-    except RuntimeError:  # something that a node saved has been overwritten: autograd will say so
-        return None
+    except RuntimeError as error:
+        # Something that a node saved has been overwritten or freed: autograd will say so. All else,
+        # memory that has run out among it, is the user's to hear of.
+        if any(word in str(error) for word in ("inplace operation", "have already been freed")):
+            return None
+        raise
 
 
 def stretches(count: int, weight: Tensor) -> Iterator[slice]:

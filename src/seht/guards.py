@@ -86,8 +86,8 @@ class Guard:
             self.warned_share = True
             warn(
                 f"seht: the penalty outgrows the loss (running mean {self.share:.3g} times its "
-                f"size). Lower the weight (now {weight:.3g}) or the share, start later (warmup=), or "
-                "bound the penalty with limit=, for example limit=0.5."
+                f"size). Lower the weight (now {weight:.3g}) or the share, start later (warmup=), "
+                "or bound the penalty with limit=, for example limit=0.5."
             )
         faint = steady and self.count >= _PATIENCE and 0 < self.penalty < _FAINT * self.loss
         if faint and not self.warned_faint:

@@ -114,11 +114,12 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
         with torch.no_grad():
             return _Walk(outputs, ends, set(order)).terms(loss, order)
     except RuntimeError as error:
-        # Something that a node saved has been overwritten or freed: autograd will say so. All else,
-        # memory that has run out among it, is the user's to hear of.
-        if any(word in str(error) for word in ("inplace operation", "have already been freed")):
-            return None
-        raise
+        # A node that cannot be gone through with several gradients at once, or whose tensors have
+        # been overwritten: the general way answers, or says why not. Memory that has run out is the
+        # user's to hear of; the general way needs more.
+        if type(error) is not RuntimeError or "allocate memory" in str(error):
+            raise
+        return None
 
 
 def stretches(count: int, weight: Tensor) -> Iterator[slice]:

@@ -208,6 +208,13 @@ TASKS = {
         (*NO_EXTRAS, "--epochs", "200"),
         title="digits, 40 % replaced, 200 epochs, settings of 60",
     ),
+    "digits-noisy-fitted": Task(
+        "digits-noisy",
+        EVERY,
+        20,
+        (*NO_EXTRAS, "--batch", "20"),
+        title="digits, 40 % replaced, steps enough to fit them",
+    ),
     "price": Task("digits-noisy", (PRICE,), 10, title="what cheaper schedules keep"),
     "paper": Task(
         "digits-noisy",

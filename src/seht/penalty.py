@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,11 +24,11 @@ from seht.record import StepRecord
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.closures import Guarded
 from seht.replay.reentry import alone
+from seht.strength.arguments import filled_in, make_weight
 from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule, check_count
 from seht.strength.strength import Dose, Strength
 from seht.strength.tuning import Tuning
-from seht.strength.weight import SHARE, make_weight
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import deliver, interruptible, uninterrupted
 from seht.tensors.random_state import RandomState
@@ -136,13 +136,7 @@ class HessianTrace:
         **options: Any,
     ) -> None:
         functional.check_arguments(model, lambda: None)
-        if weight is None and share is None and curvature != "hessian":
-            curvature = "ggn"
-            weight, share = ("tuned", None) if held_out is not None else (None, SHARE)
-        weight = WeightPath.of(weight) if isinstance(weight, Mapping) else weight
-        if curvature is None and isinstance(weight, WeightPath):
-            curvature = weight.curvature  # another trace would have another weight
-        curvature = "hessian" if curvature is None else curvature
+        weight, share, curvature = filled_in(weight, share, curvature, tuned=held_out is not None)
         functional.check_curvature(curvature)
         check_count("accumulate", accumulate, 1)
         if limit is not None and not (math.isfinite(limit) and limit > 0):

@@ -14,7 +14,7 @@ from seht.doctor.regime import Regime
 from seht.doctor.shares import Shares
 from seht.measure.numbers import aligned, duration, number, with_error
 from seht.measure.results import PlainResult, plain
-from seht.strength.weight import SHARE
+from seht.strength.share_weight import SHARE
 
 _INDENT = len("curvature  ")
 _LAYERS = 8

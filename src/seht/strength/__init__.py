@@ -1,8 +1,9 @@
 """How strong the penalty is, and when: schedule, share, the tuned weight, and the path it took.
 
-`weight` has the four ways to a weight (a number, a path, a share, tuned on held-out data) behind
-one interface; `schedule` says which steps are penalised; `products` and `held_out` have the numbers
-that a share and a tuned weight are found from. The penalty imports from here, and nobody below it.
+`weight` is what the penalty asks of a weight (a number, a path); `share_weight` and `tuned_weight`
+find theirs from looks at gradients (`seen`, `products`, `held_out`); `arguments` says which of them
+the user means; `schedule` says which steps are penalised. The penalty imports from here, and
+nobody below it.
 """
 
 from seht.strength.path import WeightPath

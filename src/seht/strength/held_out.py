@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from seht.distributed import Ranks
 from seht.precision.policy import Casts, prepared
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
@@ -20,16 +20,6 @@ from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 
 LossFn = Callable[[nn.Module, Any], Any]
-
-
-class Looking(Protocol):
-    """The processes that train the model, as far as they are asked here."""
-
-    def gradient(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradient of a loss, past the users' hooks."""
-
-    def looking(self) -> AbstractContextManager[None]:
-        """Around a pass of the closure."""
 
 
 class HeldOutBatches:
@@ -97,7 +87,7 @@ def source(held_out: Any) -> Closure | HeldOutBatches:
     )
 
 
-def gradient(task: Task, precision: str, ranks: Looking) -> Vector:
+def gradient(task: Task, precision: str, ranks: Ranks) -> Vector:
     """The gradient of the task's closure in all trainable parameters.
 
     The pass runs in the mode the model is in, in the precision of the other passes, past the

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from seht.distributed import Ranks
 from seht.strength import held_out as held
 from seht.strength.products import Preconditioner, Vector, trainable, vector
 from seht.strength.schedule import Schedule
-from seht.strength.weight import HELD_OUT, LOSS, TRACE, Ranks, Seen, TunedWeight, Weight
+from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
+from seht.strength.tuned_weight import TunedWeight
+from seht.strength.weight import Weight
 from seht.task import Closure, Estimate, Task
 from seht.tensors.graph import quiet
 from seht.tensors.process import own_gradients
-
-
-class Looking(held.Looking, Ranks, Protocol):
-    """The processes that train the model, as far as they are asked here."""
-
-    def place(self) -> int | None:
-        """Which parts of the weights this rank has."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class Strength:
         task: Task,
         estimate: Estimate,
         precision: str,
-        ranks: Looking,
+        ranks: Ranks,
     ) -> None:
         """Look at the gradients of one step, and move the weight of the next."""
         if not dose.look:
@@ -158,7 +154,7 @@ class Strength:
         read = batches.state() if isinstance(batches, held.HeldOutBatches) else 0
         return {**self.weight.state(), "read": read, "place": self._place}
 
-    def load_state(self, state: dict[str, Any], model: nn.Module, ranks: Looking) -> None:
+    def load_state(self, state: dict[str, Any], model: nn.Module, ranks: Ranks) -> None:
         """Take over what :meth:`state` returned."""
         place = state.get("place")
         if place is not None and state.get("loss") and place != ranks.place():

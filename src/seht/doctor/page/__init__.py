@@ -15,7 +15,7 @@ from seht.measure.numbers import duration, number
 from seht.measure.page.drawing import FAINT, INK, Panel, colour, panel
 from seht.measure.page.figures import LAYERS, row_names
 from seht.measure.page.template import fill
-from seht.strength.weight import SHARE
+from seht.strength.share_weight import SHARE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

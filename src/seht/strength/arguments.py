@@ -1,0 +1,72 @@
+"""From what the user said to a weight and a curvature: ``weight=``, ``share=``, ``follow=``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seht.guards import warn
+from seht.strength.path import WeightPath
+from seht.strength.share_weight import SHARE, ShareWeight
+from seht.strength.tuned_weight import TunedWeight
+from seht.strength.tuning import Tuning
+from seht.strength.weight import PathWeight, Weight
+
+_FAINT, _ALL = 0.05, 5.0
+"""With wrong labels a share of 0.03 gained nothing and 0.1 a point, where 4 gained 7; 8 lost 10,
+and at 16 little was learnt (docs/which-weight.md)."""
+
+
+def _warn_of_share(name: str, share: float) -> None:
+    if share < _FAINT:
+        warn(
+            f"seht: {name}={share:g} of the loss's gradient is too little to do anything; take "
+            f"{name}=4, or 1 if the labels are right"
+        )
+    if share > _ALL:
+        warn(
+            f"seht: at {name}={share:g} the penalty is all there is: in trials 8 lost more than it "
+            f"gained; take {name}=4 or less"
+        )
+
+
+def filled_in(
+    weight: Any, share: float | None, curvature: str | None, *, tuned: bool
+) -> tuple[Any, float | None, str]:
+    """Weight, share and curvature, where some of them were left out; ``tuned``: there are held-out
+    data to tune the weight with.
+    """
+    if weight is None and share is None and curvature != "hessian":
+        curvature = "ggn"
+        weight, share = ("tuned", None) if tuned else (None, SHARE)
+    weight = WeightPath.of(weight) if isinstance(weight, Mapping) else weight
+    if curvature is None and isinstance(weight, WeightPath):
+        curvature = weight.curvature  # another trace would have another weight
+    return weight, share, "hessian" if curvature is None else curvature
+
+
+def make_weight(weight: Any, share: float | None, follow: bool) -> Weight:
+    """The way that the user's arguments ask for."""
+    if share is not None:
+        if weight is not None:
+            raise ValueError("give weight= or share=, not both: a share is how a weight is found")
+        way = ShareWeight(share, follow=follow)
+        _warn_of_share("share", share)
+        return way
+    if follow:
+        raise ValueError("follow=True keeps measuring a share; give it with share=")
+    if weight is None:
+        raise TypeError(
+            "the Hessian's trace needs a weight: weight=1e-3, weight='tuned' (with held_out= in "
+            "the call) or share=3.0 in its place; or leave curvature= out"
+        )
+    if isinstance(weight, WeightPath):
+        return PathWeight(weight)
+    if isinstance(weight, str):
+        if weight != "tuned":
+            raise ValueError(f"weight must be a number, a path or 'tuned', not {weight!r}")
+        weight = Tuning()
+    if not isinstance(weight, Tuning):
+        return Weight(weight)
+    _warn_of_share("most", weight.most)
+    return TunedWeight(weight)

@@ -1,0 +1,40 @@
+"""What a look at gradients found, and the numbers that a weight is found from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seht.distributed import Ranks
+from seht.strength.products import Preconditioner, Vector
+from seht.tensors.dtensors import local
+
+LOSS, TRACE, HELD_OUT = "loss", "trace", "held-out loss"
+"""Whose gradients can be looked at."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look found: the gradients of the loss, of the trace, of the held-out loss."""
+
+    parameters: Mapping[str, Tensor]
+    loss: Vector
+    trace: Vector
+    held_out: Vector
+    metric: Preconditioner
+    ranks: Ranks
+
+    def products(self, *pairs: tuple[Vector, Vector]) -> list[float]:
+        """Inner products, the same on all ranks."""
+        found = [self.metric.inner(a, b, self.parameters) for a, b in pairs]
+        leaves = list(self.parameters.values())
+        return [float(x) for x in self.ranks.products(torch.stack(found), leaves)]
+
+    def averaged(self, gradient: Vector) -> Vector:
+        """Over the ranks, each of which may have missed some of the weights."""
+        given = self.parameters.items()
+        parts = [gradient[n] if n in gradient else torch.zeros_like(local(p)) for n, p in given]
+        return dict(zip(self.parameters, self.ranks.averaged(parts), strict=True))

@@ -1,0 +1,98 @@
+"""A weight such that the penalty's gradient is a share of the loss's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from seht.errors import NonFiniteError
+from seht.strength.calm import Calm
+from seht.strength.products import Vector, mean
+from seht.strength.schedule import Schedule
+from seht.strength.seen import LOSS, TRACE, Seen
+from seht.strength.weight import Weight
+
+SHARE = 2.0
+"""Where nothing is said. The study's search took it from 1, 2, 4, 8 and 16; 8 ended trainings."""
+_MEASURED = 8
+"""So many penalised steps are averaged before a share is known: the gradient of one probe's trace
+on one batch is mostly noise."""
+
+
+class ShareWeight(Weight):
+    """Such that the penalty's averaged gradient is a share of the loss's own."""
+
+    kind = "share"
+
+    def __init__(self, share: float, *, follow: bool = False) -> None:
+        if isinstance(share, bool) or not isinstance(share, (int, float)):
+            raise TypeError(f"share must be a number such as 3.0, not {share!r}")
+        if not (math.isfinite(share) and share > 0):
+            raise ValueError(f"share must be positive and finite, not {share!r}")
+        self._share, self._follow = float(share), follow
+        self.calm = Calm()
+        self._count = 0
+        self._loss: Vector = {}
+        self._trace: Vector = {}
+        self._unit: float | None = None
+        """The weight whose share is 1."""
+
+    def at(self, step: int, schedule: Schedule) -> float:
+        """0 until the share is known."""
+        return 0.0 if self._unit is None else self._share * self._unit
+
+    def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
+        """At the first penalised steps, or at all."""
+        return frozenset((LOSS, TRACE) if self._unit is None or self._follow else ())
+
+    def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
+        """One more pair of gradients."""
+        self._count += 1
+        rate = max(1 / self._count, 1 / _MEASURED)
+        self._loss = mean(self._loss, seen.loss, rate)
+        self._trace = mean(self._trace, seen.trace, rate)
+        if self._count < _MEASURED:
+            return
+        of_loss, of_trace = seen.averaged(self._loss), seen.averaged(self._trace)
+        found = seen.products((of_loss, of_loss), (of_trace, of_trace))
+        loss, trace = (math.sqrt(x) for x in found)
+        _refuse_zero(loss, trace)
+        self._unit = loss / trace
+        if not self._follow:
+            self._loss, self._trace = {}, {}
+
+    def state(self) -> dict[str, Any]:
+        """The averages too, while they are made."""
+        return super().state() | {
+            "count": self._count,
+            "loss": self._loss,
+            "trace": self._trace,
+            "unit": self._unit,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on measuring, or with what was measured."""
+        super().load_state(state)
+        self._count, self._unit = state["count"], state["unit"]
+        self._loss, self._trace = dict(state["loss"]), dict(state["trace"])
+
+    def __repr__(self) -> str:
+        return f"share {self._share:g}"
+
+
+def _refuse_zero(loss: float, trace: float) -> None:
+    for size, what, fix in (
+        (loss, "loss", "is the model trained already, or the loss constant?"),
+        (trace, "trace", "curvature='hessian', or a weight= of your own,"),
+    ):
+        if not math.isfinite(size):
+            raise NonFiniteError(
+                f"the gradient of the {what} is not finite, so that no share of it can be taken; "
+                "lower the learning rate, or start later (warmup=)"
+            )
+        if size == 0:
+            raise ValueError(
+                f"the gradient of the {what} is zero in all weights, so that no share of it can be "
+                f"taken; {fix if what == 'loss' else 'try ' + fix.rstrip(',')}"
+            )

@@ -1,0 +1,105 @@
+"""A weight that begins at a share and is moved by held-out data, by the rule in `tuning`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from seht.errors import NonFiniteError
+from seht.strength.path import WeightPath
+from seht.strength.schedule import Schedule
+from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
+from seht.strength.share_weight import ShareWeight
+from seht.strength.tuning import Position, Tuning
+
+_POINTS = 2000
+"""More points than that are thinned out of a path."""
+
+
+class TunedWeight(ShareWeight):
+    """Begun at a share, and moved by what held-out data say."""
+
+    kind = "tuned"
+    timed = True
+
+    def __init__(self, tuning: Tuning) -> None:
+        super().__init__(tuning.start)
+        self._tuning = tuning
+        self._position = Position(math.log(tuning.home))
+        self._points: tuple[tuple[float, float], ...] = ()
+
+    def at(self, step: int, schedule: Schedule) -> float:
+        """0 until the start is known."""
+        if self._unit is None:
+            return 0.0
+        return self._position.share(self._tuning) * self._unit
+
+    def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
+        """At loss and trace until the start is known, then at trace and held-out loss."""
+        if self._unit is None:
+            return frozenset((LOSS, TRACE))
+        if schedule.total_steps is not None and step >= schedule.total_steps:
+            return frozenset()
+        due = schedule.number(step) % self._spacing(schedule) == 0
+        return frozenset((TRACE, HELD_OUT) if due else ())
+
+    def _spacing(self, schedule: Schedule) -> int:
+        return self._tuning.spacing(schedule.penalised, schedule.every)
+
+    def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
+        """One more look, at the start or at held-out data."""
+        if self._unit is None:
+            super().learn(step, schedule, seen)
+            if self._unit is not None:
+                self._note(step, schedule)
+            return
+        looks, left = None, 1.0
+        if schedule.total_steps is not None and schedule.penalised is not None:
+            looks = schedule.penalised // self._spacing(schedule)
+            left = max(0.0, 1 - step / schedule.total_steps)
+        rate = self._tuning.rate(looks, left)
+        self._position = self._position.moved(_cosine(step, seen), rate, self._tuning)
+        self._note(step, schedule)
+
+    def _note(self, step: int, schedule: Schedule) -> None:
+        points = (*self._points, (float(step), self.at(step, schedule)))
+        if len(points) > _POINTS:
+            points = (*points[:-1:2], points[-1])
+        self._points = points
+
+    def path(self, schedule: Schedule) -> WeightPath | None:
+        """The way so far, over the relative length of the training."""
+        if not self._points:
+            return None
+        length = schedule.total_steps or self._points[-1][0] + 1
+        positions, weights = zip(*self._points, strict=True)
+        return WeightPath(tuple(p / length for p in positions), weights)
+
+    def state(self) -> dict[str, Any]:
+        """Position, moments and path too."""
+        return super().state() | {
+            "position": self._position.state(),
+            "points": [list(point) for point in self._points],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        super().load_state(state)
+        self._position = Position(**state["position"])
+        self._points = tuple((float(a), float(b)) for a, b in state["points"])
+
+    def __repr__(self) -> str:
+        return "'tuned'" if self._tuning == Tuning() else repr(self._tuning)
+
+
+def _cosine(step: int, seen: Seen) -> float:
+    u, h = seen.held_out, seen.trace
+    angle, own, others = seen.products((u, h), (u, u), (h, h))
+    if not math.isfinite(own):
+        raise NonFiniteError(
+            f"the gradient of the held-out loss is not finite at step {step}; look for the "
+            "held-out batch that gives it, or lower the learning rate"
+        )
+    size = math.sqrt(own * others)
+    return angle / size if size > 0 and math.isfinite(size) else 0.0

@@ -34,6 +34,18 @@ def right():
     return net, loss_fn, (x, y)
 
 
+def with_held_out():
+    return *right()[:2], torch.utils.data.TensorDataset(*data()), data()
+
+
+def from_loader():
+    return *right()[:2], iter([data(), data()])
+
+
+def nothing():
+    return *right()[:2], iter([])
+
+
 class Sine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -148,6 +160,31 @@ def test_check_of_what_will_be_run(run):
     assert code in (0, 1) and "seht-d, curvature='ggn', boundary='3'" in out
 
 
+@pytest.mark.parametrize("name", ["right", "with_held_out", "from_loader"])
+def test_check_and_doctor_take_the_same(run, name):
+    code, out, err = run("check", f"example_recipes:{name}", "--engine", "auto")
+    assert code == 0 and "can be trusted" in out and not err
+    code, out, err = run("doctor", f"example_recipes:{name}", "--budget", "5")
+    assert code == 0 and "HessianTrace" in out, err
+
+
+@pytest.mark.parametrize("command", ["check", "doctor"])
+def test_data_without_a_batch(run, command):
+    code, _, err = run(command, "example_recipes:nothing")
+    assert code == 2 and "data gives no batch" in err and err.count("\n") == 1
+
+
+def test_what_one_batch_is():
+    import torch
+
+    from seht.commands.targets import one_batch
+
+    x, y = torch.zeros(3, 2), torch.zeros(3)
+    for whole in ((x, y), {"x": x}, x, [x, y], ([x, x], [{"boxes": y}]), "text", 3):
+        assert one_batch(whole) is whole
+    assert one_batch([(x, y), (y, x)])[0] is x
+
+
 def test_check_of_a_wrong_model(run):
     code, out, _ = run("check", "example_recipes:wrong")
     assert code == 1
@@ -184,7 +221,7 @@ def test_the_seed_changes_the_probes(run):
         (["check", "example_recipes:number"], "a value of type int, not a function"),
         (
             ["check", "example_recipes:pair"],
-            r"must return \(model, loss_fn, batch\), not a tuple of 2",
+            r"must return \(model, loss_fn, data\) or .*held_out\), not a tuple of 2",
         ),
         (["check", "example_recipes:raises"], r"raised KeyError: 'missing' \(.*, line \d+\)"),
         (["check", "example_recipes:not_a_model"], "must be a torch.nn.Module, not int"),
@@ -216,7 +253,7 @@ def test_python_m(run):
         env={**os.environ, "PYTHONPATH": str(Path(seht.__file__).parents[1])},
     )
     assert done.returncode == 2
-    assert "must return (model, loss_fn, batch)" in done.stderr and "Traceback" not in done.stderr
+    assert "must return (model, loss_fn, data)" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_command_is_installed_under_its_name():

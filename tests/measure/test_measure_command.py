@@ -172,7 +172,9 @@ def test_what_and_how_well(run):
         ([], "give runs to measure, or --model and --data"),
         (["--model", "measured_mine:small"], "--model needs --data"),
         (["--data", "measured_mine:data"], "--data needs --model"),
-        (["nowhere"], "nowhere is no run"),
+        (["runs/nowhere"], "runs/nowhere is no run"),
+        (["nowhere"], "unknown run or measurement 'nowhere'"),
+        (["trce", *mine("small")], "unknown run or measurement 'trce'; did you mean 'trace'"),
         (mine("number"), "must return a torch.nn.Module"),
         (mine("small", data="number"), "must return a batch, a data set"),
         (mine("small", data="keys"), "error: without a loss function a batch must be"),
@@ -256,5 +258,6 @@ def test_numbers():
         with_error(511.34, 13.2) == "511 ± 13" and with_error(-0.51234, 0.0123) == "−0.512 ± 0.012"
     )
     assert with_error(3.14159, math.nan) == "3.142" and with_error(5.0, 0.0) == "5.000"
+    assert with_error(-1e-9, 1e-5) == "0.000000 ± 0.000010"
     assert duration(0.057) == "0.057 s" and duration(75) == "75 s" and duration(600) == "10.0 min"
     assert duration(9000) == "2.5 h"

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from seht.commands.numbers import SEED, whole
-from seht.commands.targets import call_target, describe
+from seht.commands.targets import call_example, one_batch
 from seht.errors import UsageError
 
 CHECK = """\
@@ -16,7 +16,8 @@ your own model and batch: in float64, and in the model's own precision over some
 words whether the penalty's gradient can be trusted, and which module breaks it if not.
 """
 CHECK_EPILOG = """\
-the function returns the model, the loss function and a batch:
+the function returns the model, the loss function and a batch, or a data set or loader, whose first
+batch is taken; what `seht doctor` takes (with held-out data behind it) will do:
 
   # train.py
   def example():
@@ -47,7 +48,7 @@ def add_check(commands: Any) -> None:
     parser.add_argument(
         "target",
         metavar="module:function",
-        help="returns (model, loss_fn, batch); the current directory is importable",
+        help="returns (model, loss_fn, data); the current directory is importable",
     )
     parser.add_argument(
         "--engine", action="append", metavar="NAME", help="check this one only (may be repeated)"
@@ -76,17 +77,15 @@ def add_check(commands: Any) -> None:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Load the triple, check it, print the report."""
-    triple = call_target(arguments.target)
-    if not isinstance(triple, (tuple, list)) or len(triple) != 3:
-        raise UsageError(
-            f"{arguments.target} must return (model, loss_fn, batch), not {describe(triple)}"
-        )
+    """Load what the function returns, check it, print the report."""
+    model, loss_fn, data, _ = call_example(arguments.target)
     import seht
 
     try:
         report = seht.check(
-            *triple,
+            model,
+            loss_fn,
+            one_batch(data),
             engines=arguments.engine,
             curvature=arguments.curvature,
             boundary=arguments.boundary,

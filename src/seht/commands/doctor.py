@@ -12,7 +12,7 @@ from seht import extras
 from seht.commands.files import check_outputs, write
 from seht.commands.measure import versions
 from seht.commands.numbers import SEED, real, whole
-from seht.commands.targets import call_target, describe
+from seht.commands.targets import call_example
 from seht.errors import UsageError
 
 DOCTOR = """\
@@ -77,12 +77,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     if html_file is not None:
         extras.need("measure", "the page", "jinja2", "matplotlib")
-    given = call_target(arguments.target)
-    if not isinstance(given, (tuple, list)) or len(given) not in (3, 4):
-        raise UsageError(
-            f"{arguments.target} must return (model, loss_fn, data) or (model, loss_fn, data, "
-            f"held_out), not {describe(given)}"
-        )
+    given = call_example(arguments.target)
     import seht
     from seht.doctor import page
 

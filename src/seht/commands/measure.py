@@ -21,7 +21,7 @@ from seht import extras
 from seht.commands.files import check_outputs, write
 from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.targets import call_target, find_target
-from seht.errors import UsageError
+from seht.errors import UsageError, unknown
 from seht.measure import page
 from seht.measure.data import is_batch, kept
 from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey
@@ -104,6 +104,9 @@ def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
     """Gather the models, measure them, report."""
     named = [name for name in arguments.runs if name in (*PARTS, "all") and not Path(name).exists()]
     asked = [*(arguments.what or []), *named] or ["trace,layers"]
+    for name in arguments.runs:
+        if not (name in named or Path(name).exists() or Path(name).name != name):
+            raise UsageError(unknown("run or measurement", name, [*PARTS, "all"]))
     options = ("curvature", "tol", "probes", "samples", "few", "micro_batch", "seed")
     try:
         plan = SurveyPlan(choose_parts(asked), **{key: getattr(arguments, key) for key in options})

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from seht.errors import UsageError
@@ -18,6 +19,34 @@ def call_target(target: str) -> Any:
         return found()
     except Exception as error:
         raise UsageError(f"{target}() raised {_where(error)}") from error
+
+
+def call_example(target: str) -> tuple[Any, Any, Any, Any]:
+    """Model, loss function, data and held-out data (or nothing), for ``check`` and ``doctor``."""
+    given = call_target(target)
+    if not isinstance(given, (tuple, list)) or len(given) not in (3, 4):
+        raise UsageError(
+            f"{target} must return (model, loss_fn, data) or (model, loss_fn, data, held_out), "
+            f"not {describe(given)}"
+        )
+    model, loss_fn, data, *held_out = given
+    return model, loss_fn, data, held_out[0] if held_out else None
+
+
+def one_batch(data: Any) -> Any:
+    """The first of a data set's, a loader's or a list's batches; anything else is one already."""
+    from torch.utils.data import Dataset
+
+    from seht.measure.data import Batches, is_batch
+
+    # What can be moved to a device is a batch, also where one can iterate over it (a graph).
+    whole = isinstance(data, (tuple, Mapping, str, bytes)) or hasattr(data, "to") or is_batch(data)
+    if whole or not isinstance(data, (Dataset, Iterable)):
+        return data
+    found = next(iter(Batches(data)), None)
+    if found is None:
+        raise UsageError("data gives no batch: it is empty, or was read to its end before")
+    return found[0]
 
 
 def find_target(target: str) -> Any:

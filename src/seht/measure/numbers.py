@@ -34,7 +34,8 @@ def with_error(value: float, error: float) -> str:
     if not -6 <= size < 6:
         return f"{number(value, 4)} ± {number(error, 2)}"
     places = max(0, -size)
-    text = f"{round(value, -size):,.{places}f} ± {round(error, -size):,.{places}f}"
+    shown = round(value, -size) + 0.0  # which takes the sign off a zero
+    text = f"{shown:,.{places}f} ± {round(error, -size):,.{places}f}"
     return text.replace("-", MINUS)
 
 

@@ -98,6 +98,10 @@ def test_versions_agree():
     citation = (ROOT / "CITATION.cff").read_text()
     assert project["version"] == seht.__version__
     assert f"version: {seht.__version__}\n" in citation
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    version, date = re.search(r"^## \[(\d[^]]*)\] - (\S+)$", changes, re.MULTILINE).groups()
+    assert version == seht.__version__
+    assert f"date-released: {date}\n" in citation
 
 
 def test_the_citation_can_be_read():

@@ -305,7 +305,10 @@ def test_elsewhere_every_method_has_the_same_budget():
         assert len(found) == len(set(found)) == (1 if name in without else 7), name
         for text in found:
             parse(text).build(made)
-    assert "label-smoothing(eps=0.3)" in candidates("label-smoothing", made)
+    # The best seen is inside: with a budget of five, too.
+    for budget in (None, 5):
+        found = candidates("label-smoothing", made, budget)
+        assert "label-smoothing(eps=0.5)" in found and "label-smoothing(eps=0.8)" in found
 
 
 def test_a_budget():

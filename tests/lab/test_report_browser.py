@@ -44,6 +44,11 @@ def pages(tmp_path_factory):
         found = json.loads(file.read_text())
         found["metrics"]["last"] |= {"test_ece": 4.0 + found["seed"]}
         found["metrics"]["last"] |= {f"test_top1_{kind}": 91.3 + found["seed"] for kind in kinds}
+        for kind in kinds[3:]:
+            found["metrics"]["last"] |= {
+                f"train_rise_{kind}": 0.01234 + found["seed"] / 1000,
+                f"train_rise_{kind}_predicted": 0.01 + found["seed"] / 900,
+            }
         comparisons.write_json(file, found)
     reason = "the training loss is not finite at step 12"
     content = {"status": "failed", "reason": reason, "method": "mixup", "seed": 1}
@@ -99,6 +104,7 @@ def test_desktop_shows_every_column_of_every_table(browser, pages, name, wide):
     assert len(cells) > 40 and all(cell[0] >= 0 and cell[1] <= right + 0.5 for cell in cells)
     heads = [" ".join(cell[4].split()) for cell in browser.run(f"{VISIBLE}('thead th')")]
     assert "training loss" in heads and ("smallest eigenvalue" in heads) == (name != "text")
+    assert heads.count("by the trace") == (3 if name == "images" else 0)
 
 
 def test_a_phone_says_that_a_table_goes_on(browser, page, width):

@@ -182,6 +182,10 @@ def test_the_report_has_them_as_columns(tmp_path):
     for file in tmp_path.glob("runs/*/*/result.json"):
         found = json.loads(file.read_text())
         found["metrics"]["last"] |= {"test_ece": 4.0, **dict.fromkeys(names, 71.0)}
+        found["metrics"]["last"] |= {
+            "train_rise_noise3": 0.1234 if found["seed"] else 0.1236,
+            "train_rise_noise3_predicted": 0.0987,
+        }
         file.write_text(json.dumps(found))
     table = rows_of(load(tmp_path))
     text = markdown(table)
@@ -189,5 +193,10 @@ def test_the_report_has_them_as_columns(tmp_path):
         assert words in text
     header = comma_separated(table).splitlines()[0].split(",")
     assert {"last_test_top1", "last_test_ece", "last_test_top1_4bit"} <= set(header)
-    assert "What it buys" in page.render(table)
+    shown = page.render(table)
+    assert "What it buys" in shown
+    for words in ("rise at 3 % noise", "by the trace", "0.1235", "0.0987", "r² tr(H)"):
+        assert words in text
+        assert words.replace("rise at ", "rise at\n").replace("by the ", "by the\n") in shown
+    assert "rise at 1 % noise" not in text  # which has no figure
     assert table.ranked("last_test_top1_4bit")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seht import measure
+from seht import PenaltyWarning, measure
 from seht.measure.robustness import rounded
 
 
@@ -93,9 +93,47 @@ def test_what_is_rounded_already_rises_by_nothing():
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(rounded(weight, 4))
-    found = measure.robustness(model, loss_fn, data, noise=())
+    names = ", ".join(n for n, w in model.named_parameters() if w.dim() > 1)
+    with pytest.warns(PenaltyWarning, match=f"{names}: rounded to 4 bits already") as heard:
+        found = measure.robustness(model, loss_fn, data, noise=())
+    assert "\n" not in str(heard[0].message)
     assert found.rounded[4] == pytest.approx(0.0, abs=1e-12)
     assert abs(found.rounded[3]) > 1e-6
+
+
+class Quantised(nn.Module):
+    """A whole-number layer, as a parameter or as a buffer, below a floating one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        codes = torch.randint(-7, 8, (4, 4), dtype=torch.int8)
+        if kind == "parameter":
+            self.codes = nn.Parameter(codes, requires_grad=False)
+        else:
+            self.register_buffer("codes", codes)
+        self.head = nn.Linear(4, 4).double()
+
+    def forward(self, x):
+        return self.head(x @ self.codes.double().T)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_weights_that_are_whole_numbers_are_refused(kind):
+    model, data = Quantised(kind), problem()[1]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"codes holds whole numbers.* float32 model") as error:
+        measure.robustness(model, loss_fn, data)
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found = measure.robustness(model, loss_fn, data, params=["head.weight"], noise=())
+    assert list(found.layers) == ["head.weight"]
+
+
+def test_modules_of_torch_ao_are_refused():
+    from torch.ao.nn.quantized.dynamic import Linear
+
+    with pytest.raises(ValueError, match=r"^1 holds whole numbers"):
+        measure.robustness(nn.Sequential(nn.Linear(4, 4), Linear(4, 4)), loss_fn, problem()[1])
 
 
 def test_a_tied_weight_is_one():

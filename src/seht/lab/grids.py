@@ -43,7 +43,7 @@ PAPER: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
 }
 """The paper's."""
 _HALF_DECADES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8)  # p / (1 - p) about doubles from one to the next
 FAIR: dict[str, dict[str, tuple[Any, ...]]] = {
     "weight-decay": {"weight": (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)},
     "linbreg": {"weight": _HALF_DECADES},

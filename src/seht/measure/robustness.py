@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from seht.guards import warn
 from seht.measure.data import check_count, kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
@@ -80,8 +81,9 @@ def robustness(
 ) -> RobustnessResult:
     """The rise of the loss with rounded and with disturbed weights, and which layers it comes from.
 
-    A weight that is used in two places (tied) is changed in both, as one. What is rounded already
-    rises by nothing at as many bits.
+    A weight that is used in two places (tied) is changed in both, as one. A model with weights that
+    are whole numbers is refused: nothing would be said about them. What is rounded to 4 bits
+    already rises by nothing there, and is named in a warning.
 
     Noise of a share f of each tensor's root mean square r should raise the loss by f²/2 Σ r² tr(H).
 
@@ -97,7 +99,7 @@ def robustness(
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
         data: what it is measured on; every figure and every layer reads all of it.
-        bits: to which the weights are rounded, 2 to 16.
+        bits: to which the weights are rounded, 2 to 16; with none no layer is rounded, either.
         noise: deviations, in shares of each tensor's root mean square.
         draws: of the noise, each used with both signs.
         options: ``seed`` (of the noise and of the trace), ``progress``, ``params`` (which tensors
@@ -111,6 +113,8 @@ def robustness(
         if not (isinstance(share, (int, float)) and math.isfinite(share) and share > 0):
             raise ValueError(f"noise must be positive shares, such as 0.03, not {share!r}")
     check_count("draws", draws, optional=False)
+    if options.get("params") is None:
+        _check_floating(model)
     data = kept(data)  # the trace reads it again
     with measuring("robustness", model, loss_fn, data, **options) as m:
         loss = m.loss()
@@ -121,7 +125,9 @@ def robustness(
             sizes = {name: share * math.sqrt(square) for name, square in squares.items()}
             noisy[float(share)] = _noise(m, loss, sizes, draws, place)
             m.tell(place + 1, len(noise) + len(m.tensors))
-        for name, shift in to_levels(m.tensors, LAYER_BITS).items():
+        shifts = to_levels(m.tensors, LAYER_BITS) if bits else {}
+        _say_rounded(m.tensors, shifts)
+        for name, shift in shifts.items():
             layers[name] = m.loss_at({name: shift}) - loss
             m.tell(len(noise) + len(layers), len(noise) + len(m.tensors))
     if noise:
@@ -138,6 +144,38 @@ def robustness(
         samples=m.samples,
         seconds=m.seconds,
     )
+
+
+def _check_floating(model: nn.Module) -> None:
+    """Quantised weights would stay as they are, and the others' rise be taken for the model's."""
+    whole = [
+        name
+        for name, module in model.named_modules()
+        if type(module).__module__.startswith("torch.ao.nn.quantized")
+    ]
+    whole += [name for name, weight in model.named_parameters() if not weight.is_floating_point()]
+    whole += [
+        name
+        for name, kept in model.named_buffers()
+        if kept.dim() >= 2 and kept.dtype in (torch.int8, torch.uint8)
+    ]
+    if whole:
+        raise ValueError(
+            f"{whole[0]} holds whole numbers: it is quantised already; measure the float32 model "
+            "that it was made from, or name the tensors to change in params="
+        )
+
+
+@torch.no_grad()
+def _say_rounded(tensors: Mapping[str, Tensor], shifts: Mapping[str, Tensor]) -> None:
+    """Warn where a rounding changes nothing."""
+    largest = {name: tensors[name].abs().max() for name in shifts if tensors[name][0].numel() > 1}
+    found = [n for n, most in largest.items() if 0 < most > 1e5 * shifts[n].abs().max()]
+    if found:
+        warn(
+            f"{', '.join(found)}: rounded to {LAYER_BITS} bits already, so that {LAYER_BITS} bits "
+            "cost nothing here; measure the weights from before the rounding"
+        )
 
 
 @torch.no_grad()

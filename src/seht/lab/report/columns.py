@@ -12,7 +12,12 @@ from seht.lab.report.rows import ENDS, MethodRow, ReportTable
 from seht.lab.robustness import BITS, NOISE
 from seht.measure.numbers import number
 
-RESULTS, BOUGHT, FLATNESS = "Results", "What it buys", "Cost and flatness"
+GROUPS = RESULTS, BOUGHT, RISES, FLATNESS = (
+    "Results",
+    "What it buys",
+    "Loss added by weight noise, measured and as the trace predicts it",
+    "Cost and flatness",
+)
 LEAST = 9
 
 
@@ -38,7 +43,7 @@ class Column:
 
 def columns(table: ReportTable) -> list[Column]:
     """All columns that have anything in them."""
-    found = [*_results(table), *_bought(table), *_seeds(table), *_flatness(table)]
+    found = [*_results(table), *_bought(table), *_rises(table), *_seeds(table), *_flatness(table)]
     return [
         column
         for column in found
@@ -113,6 +118,15 @@ def _bought(table: ReportTable) -> Iterator[Column]:
     for figure, title in titles.items():
         meaning = CALIBRATION if figure.endswith("ece") else ROBUSTNESS
         yield Column(title, _figure(figure), BOUGHT, figure, meaning=meaning)
+
+
+def _rises(table: ReportTable) -> Iterator[Column]:
+    """What weight noise adds to the training loss, and what the trace says it should."""
+    epoch = table.compared.partition("_")[0]
+    for share in NOISE:
+        for title, end in ((f"rise at\n{share} % noise", ""), ("by the\ntrace", "_predicted")):
+            figure = _measured(f"{epoch}_train_rise_noise{share}{end}")
+            yield Column(title, figure, RISES, meaning=RISE)
 
 
 def _seeds(table: ReportTable) -> Iterator[Column]:
@@ -192,6 +206,12 @@ ROBUSTNESS = (
     "the same figure with the weights rounded to so many bits (to nearest, a scale for each output "
     "channel), or with Gaussian noise of that share of each tensor's root mean square, one draw a "
     "run. Weights of two or more dimensions; biases and norms stay.",
+)
+RISE = (
+    "rise; by the trace",
+    "what Gaussian noise of that share of each tensor's root mean square r adds to the training "
+    "loss, on up to 200 examples (four draws, both signs); by the trace: half the share's square "
+    "times the sum of r² tr(H) over the tensors, which is right while the noise is small.",
 )
 SEARCH = (
     "with search",

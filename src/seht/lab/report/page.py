@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seht.lab.report import figures, words
-from seht.lab.report.columns import BOUGHT, FLATNESS, RESULTS, Column, columns
+from seht.lab.report.columns import GROUPS, Column, columns
 from seht.lab.report.rows import MethodRow, ReportTable
 from seht.lab.report.table import is_best
 from seht.measure.numbers import duration
@@ -54,10 +54,7 @@ def render(table: ReportTable) -> str:
         title=words.title(table),
         lead=words.lead(table),
         facts=_facts(table),
-        tables=[
-            (group, _grid(table, [c for c in every if c.group == group]))
-            for group in (RESULTS, BOUGHT, FLATNESS)
-        ],
+        tables=[(group, _grid(table, [c for c in every if c.group == group])) for group in GROUPS],
         baseline=comparison.baseline,
         printed=[column for column in every if column.figure == "paper"],
         quoted=table.quoted,

@@ -86,8 +86,8 @@ def outcome(directory):
 
 
 def rows(directory):
-    """Epochs that are done, of all runs of a comparison."""
-    files = Path(directory).glob("runs/*/*/metrics.csv")
+    """Epochs that are done, of all runs of a comparison: those that judge, search and tune."""
+    files = Path(directory).glob("*/*/*/metrics.csv")
     return sum(len(file.read_text().splitlines()) - 1 for file in files)
 
 

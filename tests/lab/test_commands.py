@@ -115,6 +115,15 @@ def test_help_names_the_recipes_fields(run):
         (["compare", "--preset", "tabel1"], "did you mean 'table1'"),
         (["compare", "digits", "--preset", "table1"], "brings its own recipe"),
         (["compare", "pydocs", "--methods", "none,cutout"], "cutout works on images"),
+        (["compare", "gpt-small", "--methods", "linbreg"], "linbreg takes the place of SGD"),
+        (["train", "cancer", "--method", "dropblock"], "dropblock works on images, and recipe"),
+        (["train", "digits", "--data.noise", "1"], "data.noise must be in [0, 1), not 1.0"),
+        (["compare", "digits", "--data.noise", "-0.1"], "data.noise must be in [0, 1), not -0.1"),
+        (
+            ["compare", "digits", "--data.noise", "0.5", "--data.noise-kind", "pair"],
+            "data.noise must be below 0.5 with data.noise_kind pair, not 0.5",
+        ),
+        (["train", "pydocs", "--data.noise", "0.1"], "and pydocs is text; leave it out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -124,6 +133,24 @@ def test_mistakes_are_one_line_and_leave_nothing(run, tmp_path, arguments, messa
     assert re.search(re.escape(message), err), err
     assert "Traceback" not in err
     assert len([line for line in err.splitlines() if "error:" in line]) == 1
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("recipe, extra", [("finetune", "finetune"), ("italy-power", "series")])
+def test_a_missing_extra_is_named_before_anything_is_fetched(
+    run, tmp_path, monkeypatch, command, recipe, extra
+):
+    from seht import extras
+    from seht.lab.data import files
+
+    installed = extras._installed
+    missing = extras.PACKAGES[extra]
+    monkeypatch.setattr(extras, "_installed", lambda name: name not in missing and installed(name))
+    monkeypatch.setattr(files, "find", lambda *_: pytest.fail("it looks for the images first"))
+    code, out, err = run(command, recipe)
+    assert code == 2 and not out
+    assert f"pip install 'seht[{extra}]'" in err and err.count("\n") == 1
     assert not list(tmp_path.rglob("*"))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import time
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import psutil
 import pytest
 from clusters import Dying
 from small import FEW, digits, options, outcome, rows, start, timeless
+from stops import end, killed_and_continued
 
 from seht import cli
 from seht.lab import compare as comparing
@@ -58,41 +58,15 @@ def undisturbed(tmp_path_factory):
     return expected
 
 
-def end(process, log):
-    process.join()
-    assert process.exitcode == 0, log.read_text()
-
-
-def killed_and_continued(tmp_path, expected, kills, seed):
-    draw = random.Random(seed)
-    log, out = tmp_path / "log", tmp_path / "c"
-    hits = 0
-    for left in range(kills, 0, -1):
-        # Some epochs on, so that the kills are spread over the comparison; then any moment.
-        done = rows(out)
-        until = done + draw.uniform(0, 2 * (ROWS - done) / (left + 1))
-        process = start([*CALL, "--out", out], log)
-        while process.exitcode is None and rows(out) < until:
-            time.sleep(0.01)
-        process.join(draw.uniform(0, 0.1))
-        hits += process.exitcode is None
-        process.kill()
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
-    assert hits > kills / 2
-    end(start([*CALL, "--out", out], log), log)
-    assert outcome(out) == expected
-
-
 def test_a_killed_comparison_ends_with_the_same_table(tmp_path, undisturbed):
-    killed_and_continued(tmp_path, undisturbed, 1, seed=0)
+    killed_and_continued(CALL, tmp_path, undisturbed, ROWS, 1, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_kills(tmp_path, undisturbed, seed):
     """A killed process loses some steps only: the moments wander through the comparison."""
-    killed_and_continued(tmp_path, undisturbed, 10, seed)
+    killed_and_continued(CALL, tmp_path, undisturbed, ROWS, 10, seed)
 
 
 def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path, undisturbed):

@@ -52,6 +52,11 @@ def test_a_share_takes_the_place_of_the_recipes_weight(tmp_path):
         (["--methods", "seht-h(weight=best)"], "search with --grid"),
         (["--methods", "seht-h(weight=tuned,share=2)"], "not both"),
         (["--methods", "none", "--refit", "--data.validation", "0"], "needs a validation split"),
+        (["--methods", "none,early-stopping", "--refit"], "leave one of the two out"),
+        (
+            ["--methods", "none", "--refit", "--optim.schedule", "plateau"],
+            "choose another schedule",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(tmp_path, capsys, command, said):
@@ -59,9 +64,19 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, capsys, command, said):
     assert cli.main(["compare", "digits-noisy", *command, *out]) == 2
     told = capsys.readouterr().err.strip()
     assert said in told and "\n" not in told
+    assert not (tmp_path / "out").exists()
 
 
-def test_text_has_its_validation_elsewhere(tmp_path, capsys):
-    out = ["--out", str(tmp_path / "out"), "--no-cost", "--seeds", "1", "--methods", "none"]
+@pytest.mark.parametrize("method", ["none", "seht-h(weight=tuned)"])
+def test_text_has_its_validation_elsewhere(tmp_path, capsys, method):
+    out = ["--out", str(tmp_path / "out"), "--no-cost", "--seeds", "1", "--methods", method]
     assert cli.main(["compare", "pydocs", "--refit", *out]) == 2
     assert "text of their own" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()  # said before the first training
+
+
+def test_a_training_too_short_for_a_path(tmp_path, capsys):
+    methods = "seht-h(weight=tuned,warmup=2,every=1)"
+    assert compare(tmp_path, methods, "--refit", "--epochs", "2") == 2
+    told = capsys.readouterr().err.strip()
+    assert "has not begun to move in 4 steps" in told and "\n" not in told

@@ -83,8 +83,9 @@ class Comparison:
     def training(self, entry: Entry) -> Training:
         """A row's first run, about to begin, in this process."""
         how, recipe = self.execution, entry.recipe
-        if self.refit and not refit.tuned(entry):
-            recipe = refit.whole(recipe)
+        if self.refit:
+            judged = refit.judged(entry)  # also of a tuned row, whose first training is another
+            recipe = recipe if refit.tuned(entry) else judged
         return Training(
             recipe, entry.method, self.seeds[0], data_dir=how.data_dir, device=how.device
         )

@@ -6,11 +6,11 @@ validation examples were held out. So every row is judged after training on the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from seht import WeightPath
+from seht.lab.checking import check
 from seht.lab.config import Recipe
 from seht.lab.records import RunError
 from seht.lab.trials import Trial
@@ -38,7 +38,20 @@ def whole(recipe: Recipe) -> Recipe:
     size = data.size
     if size is not None and not data.within:
         size += data.validation
-    return replace(recipe, data=replace(data, size=size, validation=0))
+    made = replace(recipe, data=replace(data, size=size, validation=0))
+    check(made)
+    return made
+
+
+def judged(entry: Entry) -> Recipe:
+    """The recipe that a row is judged on; a ``ValueError`` where it has to look at validation."""
+    for part in entry.method.build(entry.recipe).methods:
+        if part.chooses:
+            raise ValueError(
+                f"{part.name} looks at the validation examples to the end, and --refit trains on "
+                "them; leave one of the two out"
+            )
+    return whole(entry.recipe)
 
 
 def tuned(entry: Entry) -> list[str]:
@@ -71,9 +84,11 @@ def again(comparison: Comparison, entry: Entry, trial: Trial) -> Trial:
             raise RunError(
                 f"{entry.name}, seed {trial.seed}: the training with held-out examples {reason}"
             )
-        method = method.along(_paths(result.paths or {}, names))
+        paths = result.paths or {}
+        if still := [name for name in names if name not in paths]:
+            raise RunError(
+                f"{entry.name}, seed {trial.seed}: {still[0]}'s weight has not begun to move in "
+                f"{result.steps} steps, so that there is no path to go again; train longer"
+            )
+        method = method.along({name: WeightPath.of(paths[name]) for name in names})
     return replace(trial, recipe=whole(trial.recipe), method=method, label=entry.name)
-
-
-def _paths(found: Mapping[str, object], names: Sequence[str]) -> dict[str, WeightPath]:
-    return {name: WeightPath.of(found[name]) for name in names}  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import os
 import torch
 from torch import Tensor
 
+from seht.extras import need
 from seht.lab.data import images
 from seht.lab.data.examples import Labelled, balanced
 
@@ -17,6 +18,7 @@ POOL, TEST = 2000, 2000
 
 def features(data_dir: str | os.PathLike[str] | None = None) -> Labelled:
     """``cifar10-lite0``: what :func:`seht.lab.models.lite0.bottom` makes of the images."""
+    need("finetune", "cifar10-lite0")  # said before the images are fetched
     return _features(str(data_dir) if data_dir else None, os.environ.get("SEHT_DATA"))
 
 

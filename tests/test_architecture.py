@@ -17,7 +17,8 @@ ORDER = (
     *("errors", "extras"),
     *("tensors", "guards", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
-    *("strength", "account", "functional", "penalty", "check", "measure", "doctor", "integrations"),
+    *("strength", "account", "functional", "course", "penalty"),
+    *("check", "measure", "doctor", "integrations"),
     *("__init__", "commands", "lab", "cli", "__main__"),
 )
 """The parts of the package, lowest first. ``__init__`` gathers the public names."""
@@ -97,6 +98,59 @@ def test_measure_and_check_take_engines_by_their_interface() -> None:
         if who.split(".")[0] in ("measure", "check") and what.split(".")[0] == "engines":
             assert what == "engines", f"{who} reaches into {what}; use what seht.engines exports"
             assert name in seht.engines.__all__, (who, name)
+
+
+def test_one_class_per_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+NOT_OURS = {
+    "check/sandbox.py": "a weight's .grad",
+    "cli.py": "argparse's names",
+    "commands/measure.py": "argparse's names",
+    "curvature/head_rules.py": "ctx of an autograd.Function",
+    "curvature/unformed.py": "ctx; a child of the same class",
+    "distributed/detour.py": "DDP's flag, put back",
+    "distributed/shards.py": "FSDP2's state",
+    "doctor/cost.py": "a weight's .grad",
+    "doctor/patient.py": "a module's training mode",
+    "measure/data.py": "a copy of the same class",
+    "measure/keep.py": "a module's training mode, a weight's .grad",
+    "measure/page/figures.py": "matplotlib's axes",
+    "operators/bits.py": "ctx of an autograd.Function",
+    "operators/composed.py": "a function made here",
+    "operators/constants.py": "a tensor's data",
+    "operators/register.py": "a function made here",
+    "persample/products.py": "ctx of an autograd.Function",
+    "replay/checkpoints.py": "a hook of torch.utils.checkpoint",
+    "replay/replayer.py": "a copy of the same class",
+    "tensors/deferred.py": "ctx of an autograd.Function",
+    "tensors/graph.py": "ctx of an autograd.Function",
+    "tensors/process.py": "the process itself, and what puts it back",
+    "tensors/random_state.py": "a copy of the same class",
+    "tensors/undo.py": "a weight's .grad",
+}
+"""Files that assign to what is not ours to construct, and what that is."""
+
+
+def test_no_object_is_assigned_to_from_outside() -> None:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("lab/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                continue
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                found[name] = f"{node.lineno}: {ast.unparse(node)}"
+    assert {n: what for n, what in found.items() if n not in NOT_OURS} == {}
+    assert NOT_OURS.keys() - found.keys() == set(), "mended: take it off the list"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

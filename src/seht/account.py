@@ -30,8 +30,6 @@ class Account:
         self._raising = on_nonfinite == "raise"
         self.calls = 0
         self.guard = Guard()
-        self.lean_loss: Tensor | None = None
-        """What the lean form returns after a penalised step."""
         self._unmet = Unmet()
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
@@ -56,6 +54,10 @@ class Account:
             self._unmet.load_state(unmet)
 
         return back
+
+    def count(self) -> None:
+        """One more call has come to its end."""
+        self.calls += 1
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -108,7 +110,6 @@ class Account:
         error = estimate.error if estimate.learn is None else estimate.learn()
         self._unmet.look(task.weights, estimate.unused, task.count, type(task.model).__name__)
         self._plain_loss = None
-        self.lean_loss = estimate.loss.detach() if estimate.own is None else estimate.own
         self._last = replace(
             record,
             engine=engine,
@@ -138,4 +139,4 @@ class Account:
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry the record as numbers, never a tensor of the last graph."""
         self.last  # noqa: B018
-        return {**self.__dict__, "lean_loss": None}
+        return dict(self.__dict__)

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from seht import estimators, functional, probes
-from seht.account import Account
+from seht.course import Course, PenaltySettings
 from seht.curvature.boundary import check_boundary
-from seht.distributed import ranks_of
 from seht.engines import engine_options, make_engine
 from seht.errors import unknown
 from seht.estimators import Estimator
 from seht.guards import Guard, warn
 from seht.record import StepRecord
-from seht.replay.buffers import BorrowedBuffers
-from seht.replay.closures import Guarded
-from seht.replay.reentry import alone
 from seht.strength.arguments import filled_in, make_weight
 from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule, check_count
-from seht.strength.strength import Dose, Strength
+from seht.strength.strength import Strength
 from seht.strength.tuning import Tuning
-from seht.task import Closure, Estimate, Task, check_loss, split
-from seht.tensors.interrupts import deliver, interruptible, uninterrupted
-from seht.tensors.random_state import RandomState
-from seht.tensors.undo import Undo, gathered, kept_gradients
+from seht.task import Closure, split
+from seht.tensors.interrupts import deliver, interruptible
+from seht.tensors.undo import kept_gradients
 
 
 class HessianTrace:
@@ -145,28 +139,22 @@ class HessianTrace:
             raise ValueError(unknown("on_nonfinite", on_nonfinite, ["raise", "skip"]))
         if params is not None and not callable(params) and not isinstance(params, str):
             params = tuple(params)  # a generator would be empty at the second step
-        self.model = model
         way = make_weight(weight, share, follow)
         own, of_engine = functional.split_options(options)
         named = [*inspect.signature(HessianTrace).parameters][1:-1]  # no model, no **options
-        beside = [*named, *engine_options()]
-        self.estimator = estimators.make(estimator, own, beside)
-        self.curvature = curvature
-        self.params = params
+        probed = estimators.make(estimator, own, [*named, *engine_options()])
         check_boundary(model, boundary)
-        self.boundary = boundary
         schedule = Schedule(every, warmup, ramp, total_steps)
         schedule.warn_if_rare()
-        self._strength = Strength(way, schedule, held_out=held_out, optimizer=optimizer)
+        strength = Strength(way, schedule, held_out=held_out, optimizer=optimizer)
         self._length_given = total_steps is not None
-        self.accumulate = accumulate
-        self.limit = limit
-        self.on_nonfinite = on_nonfinite
-        self.seed = functional.check_seed(seed)
-        self._account = Account(on_nonfinite)
-        self._engine = make_engine(engine, of_engine)
-        functional.check_pair(self._engine, self.estimator)
-        self._ranks = ranks_of(model)
+        seed = functional.check_seed(seed)
+        worker = make_engine(engine, of_engine)
+        functional.check_pair(worker, probed)
+        settings = PenaltySettings(
+            model, probed, curvature, params, boundary, accumulate, limit, on_nonfinite
+        )
+        self._course = Course(settings, worker, strength, seed)
         probes.choose(model, params)  # a bad choice should fail here, not in the first epoch
         whole = probes.quantised(model)
         if whole:
@@ -189,12 +177,12 @@ class HessianTrace:
         ``held_out``, for ``weight="tuned"``, computes the loss on examples that are not trained on;
         it runs when the weight is looked at, and moves neither buffers nor random state.
         """
-        with self._whole() as undo:
-            output, commit = self._step(closure, on, undo, lean=False, held_out=held_out)
-            if commit is not None:
+        with self._course.whole() as undo:
+            step = self._course.step(closure, on, undo, lean=False, held_out=held_out)
+            if step.commit is not None:
                 deliver()
-                commit()
-            return output
+                step.commit()
+            return step.output
 
     def backward(
         self,
@@ -212,121 +200,35 @@ class HessianTrace:
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("penalty.backward needs gradients; leave torch.no_grad() first")
-        with self._whole() as undo:
-            output, commit = self._step(
-                closure, on, undo, lean=True, scaler=scaler, held_out=held_out
-            )
-            total, aux, has_aux = split(output)
-            kept = self._account.lean_loss
-            loss = total.detach() if kept is None else kept
-            self._account.lean_loss = None
-            if commit is not None:
+        with self._course.whole() as undo:
+            step = self._course.step(closure, on, undo, lean=True, scaler=scaler, held_out=held_out)
+            total, aux, has_aux = split(step.output)
+            loss = total.detach() if step.loss is None else step.loss
+            if step.commit is not None:
                 deliver()
-            total = self._ranks.told(total)
-            if commit is None:  # a plain step, and its backward the user's own
+            total = self._course.ranks.told(total)
+            if step.commit is None:  # a plain step, and its backward the user's own
                 with interruptible():
                     (total if scaler is None else scaler.scale(total)).backward()
             else:
                 with kept_gradients(total):
                     (total if scaler is None else scaler.scale(total)).backward()
-                commit()
+                step.commit()
         return (loss, aux) if has_aux else loss
 
-    @contextmanager
-    def _whole(self) -> Iterator[Undo]:
-        """Around a call: if it fails or is interrupted, nothing of it is left."""
-        with uninterrupted(), Undo() as undo:
-            undo.add(self._account.back())
-            undo.add(self._engine.back())
-            undo.add(self._strength.back())
-            yield undo
-
-    def _step(
-        self,
-        closure: Closure,
-        on: Closure | None,
-        undo: Undo,
-        *,
-        lean: bool,
-        scaler: Any = None,
-        held_out: Any = None,
-    ) -> tuple[Any, Callable[[], None] | None]:
-        """What the call returns, and (after a penalised step) what moves the buffers."""
-        functional.check_arguments(self.model, closure)
-        if on is not None:
-            functional.check_arguments(self.model, on)
-        if not torch.is_grad_enabled():
-            with interruptible():
-                return closure(), None
-        self._account.lean_loss = None
-        ranks = self._ranks = ranks_of(self.model, self._ranks)
-        ranks.settle(self._engine.name, self.estimator, lean=lean, elsewhere=on is not None)
-        step, call = divmod(self._account.calls, self.accumulate)
-        last = call == self.accumulate - 1  # one weight for all calls of a step
-        dose = self._strength.dose(self.model, step, closure, held_out, last=last)
-        task = None
-        among = ranks.call(lean=lean)
-        if dose.penalised:
-            self.seed = ranks.seed(self.seed, self._account.calls)
-            task = functional.make_task(
-                self.model,
-                among.checked(closure if on is None else on),
-                probes.choose(self.model, self.params),
-                self.estimator,
-                probes.call_seed(self.seed, step, ranks.number(call)),
-                curvature=self.curvature,
-                boundary=self.boundary,
-                weight=dose.weight,
-                limit=self.limit,
-                most=dose.most,
-                skip=self.on_nonfinite == "skip",
-                apart=bool(dose.look),
-            )
-        commit = None
-        with among:
-            if task is None:
-                # Beside on= the closure never repeats, and may hold another penalty.
-                around = alone if on is None else nullcontext
-                output = self._plain(closure, step, around, look=dose.base > 0)
-            else:
-                undo.add(task.random.back())
-                among.penalise()
-                if on is None:
-                    estimate = self._engine.estimate(task, ranks, lean=lean, watch=True)
-                else:
-                    estimate = self._elsewhere(task, closure)
-                total = self._penalise(task, estimate, step, dose)
-                if lean and estimate.total is None:
-                    total = gathered(total, scaler)
-                commit = estimate.commit
-                _, aux, has_aux = split(estimate.output)
-                output = (total, aux) if has_aux else total
-            output = among.finish(output)
-        self._account.calls += 1
-        return output, commit
-
-    def _elsewhere(self, task: Task, closure: Closure) -> Estimate:
-        """The loss of the main closure with the trace of another."""
-        with BorrowedBuffers(task.model) as buffers:
-            output = closure()
-        loss = check_loss(split(output)[0])
-        after = RandomState(task.parameters, task.random)
-        with after.all_kept():
-            trace = replace(task, limit=None, random=after)
-            estimate = self._engine.estimate(trace, self._ranks, watch=True)
-        return replace(estimate, loss=loss, output=output, commit=buffers.commit)
+    # --- around a training --------------------------------------------------------------------
 
     def lasts(self, total_steps: int) -> None:
         """The length of the training, from whoever knows it; one that was given stays."""
         check_count("total_steps", total_steps, 1)
         if not self._length_given:
-            self._strength.lasts(total_steps)
+            self._course.strength.lasts(total_steps)
 
     def equip(
         self, *, held_out: Any = None, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
         """What a framework makes later than the penalty; what was given stays."""
-        self._strength.equip(held_out, optimizer)
+        self._course.strength.equip(held_out, optimizer)
 
     def close(self) -> None:
         """The training is over: warn if it ended in the warm-up, so that nothing was penalised."""
@@ -343,101 +245,66 @@ class HessianTrace:
     @property
     def schedule(self) -> Schedule:
         """When steps are penalised."""
-        return self._strength.schedule
+        return self._course.strength.schedule
 
     @property
     def path(self) -> WeightPath | None:
         """The way that a tuned weight took so far, for ``weight=`` of another training."""
-        path = self._strength.weight.path(self.schedule)
+        path = self._course.strength.weight.path(self.schedule)
         return None if path is None else replace(path, curvature=self.curvature)
 
     @property
     def step(self) -> int:
         """The number of the step that the next call belongs to."""
-        return self._account.calls // self.accumulate
+        return self._course.number
 
     @property
     def last(self) -> StepRecord | None:
         """What the last call did; ``None`` before the first."""
-        return self._account.last
+        return self._course.account.last
 
     @property
     def guard(self) -> Guard:
         """Running means over the penalised steps."""
-        return self._account.guard
+        return self._course.account.guard
 
-    # --- plain and penalised steps ------------------------------------------------------------
+    @property
+    def model(self) -> nn.Module:
+        """Whose weights are probed."""
+        return self._course.settings.model
 
-    def _plain(
-        self,
-        closure: Closure,
-        step: int,
-        around: Callable[[], AbstractContextManager[None]],
-        *,
-        look: bool,
-    ) -> Any:
-        with interruptible():
-            if look:
-                with around():
-                    output = Guarded(self.model, closure)()
-            else:
-                output = closure()
-        loss = split(output)[0]
-        if look:
-            self._account.plain(step, self._ranks.noted(check_loss(loss)).item())
-        else:
-            self._account.unseen(step, loss)
-        return output
+    @property
+    def estimator(self) -> Estimator:
+        """How probes are drawn."""
+        return self._course.settings.estimator
 
-    def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
-        """Look at the estimate, note it, and return the penalised loss."""
-        total, record = self._account.charge(task, estimate, step, self._ranks, steady=dose.steady)
-        if record.trace is not None and math.isfinite(record.trace):
-            precision = self._engine.precision
-            self._strength.look(dose, step, task, estimate, precision, self._ranks)
-            self._strength.weight.charged(record.trace)
-        self._account.note(record, task, estimate, self._engine.name)
-        return total
+    @property
+    def curvature(self) -> str:
+        """``"hessian"`` or ``"ggn"``."""
+        return self._course.settings.curvature
 
-    # --- state --------------------------------------------------------------------------------
+    @property
+    def accumulate(self) -> int:
+        """So many calls are one step."""
+        return self._course.settings.accumulate
+
+    @property
+    def seed(self) -> int:
+        """Of the probes; on several ranks the first one's, once they have agreed."""
+        return self._course.seed
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to draw the same probes and keep its guard rails."""
-        return {
-            **self._account.state(),
-            "seed": self.seed,
-            "engine": self._engine.state(),
-            "strength": self._strength.state(),
-            "ranks": self._ranks.state(),
-        }
+        return self._course.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        missing = {"calls", "seed", "guard"} - (state.keys() if isinstance(state, dict) else set())
-        if missing:
-            raise ValueError(
-                f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"
-            )
-        seed, account = functional.check_seed(state["seed"]), Account(self.on_nonfinite)
-        account.load_state(state)
-        if "strength" in state:  # a weight that is given has nothing to remember
-            ranks = ranks_of(self.model, self._ranks)
-            self._strength.load_state(state["strength"], self.model, ranks)
-        elif self._strength.weight.kind != "given":
-            raise ValueError(
-                "this state belongs to a given weight, and this penalty has a "
-                f"{self._strength.weight.kind} one; make it with the weight= of the run that was "
-                "saved"
-            )
-        self.seed, self._account = seed, account
-        self._ranks.reset(state.get("ranks"))
-        if state.get("engine"):
-            self._engine.load_state(state["engine"])
+        self._course.load_state(state)
 
     def __repr__(self) -> str:
         """The settings that matter."""
         return (
-            f"HessianTrace({type(self.model).__name__}, weight={self._strength.weight!r}, "
+            f"HessianTrace({type(self.model).__name__}, weight={self._course.strength.weight!r}, "
             f"estimator={self.estimator!r}, curvature={self.curvature!r}, "
-            f"engine={self._engine.name!r}, step={self.step})"
+            f"engine={self._course.engine.name!r}, step={self.step})"
         )

@@ -25,9 +25,10 @@ Directions = dict[str, Tensor]
 class Probe(Directions):
     """One probe, with the seeds its parts were drawn from."""
 
-    seeds: dict[str, int]
-    signs = False
-    """Whether every entry is 1 or -1."""
+    def __init__(self, seeds: dict[str, int], *, signs: bool) -> None:
+        super().__init__()
+        self.seeds, self.signs = seeds, signs
+        """``signs``: whether every entry is 1 or -1."""
 
 
 _LARGE = 1 << 18
@@ -37,8 +38,8 @@ _LARGE = 1 << 18
 class Redrawn(Probe):
     """A probe whose large parts are not kept, but drawn whenever they are read."""
 
-    def __init__(self, part: Callable[[str], Tensor]) -> None:
-        super().__init__()
+    def __init__(self, seeds: dict[str, int], part: Callable[[str], Tensor]) -> None:
+        super().__init__(seeds, signs=True)
         self._part = part
 
     def __missing__(self, name: str) -> Tensor:
@@ -121,10 +122,9 @@ class Task:
             names = zip(self.indices, self.weights, strict=True)
             seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
             part = partial(self._part, seeds)
-            probe = Redrawn(part) if redraw else Probe()
+            probe = Redrawn(seeds, part) if redraw else Probe(seeds, signs=signs)
             kept = [n for n, w in self.weights.items() if not redraw or w.numel() < _LARGE]
             probe.update({name: part(name) for name in kept})
-            probe.seeds, probe.signs = seeds, signs
             yield probe
 
     def _part(self, seeds: dict[str, int], name: str) -> Tensor:

@@ -142,5 +142,5 @@ def test_the_measured_error_of_held_statistics(form):
             model.zero_grad()
             run(penalty, lambda: F.cross_entropy(model(x), y, label_smoothing=0.1), form)
             assert penalty.last.error < error
-            kappa = kappa or penalty._engine.steps.kappa
-            assert penalty._engine.steps.kappa == kappa
+            kappa = kappa or penalty._course.engine.steps.kappa
+            assert penalty._course.engine.steps.kappa == kappa

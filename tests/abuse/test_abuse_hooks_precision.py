@@ -114,7 +114,7 @@ def test_a_framework_s_hook_is_none_of_the_user_s(monkeypatch):
 
     penalty = penalty_of(model, "difference", "hessian")
     run(penalty, closure, "lean")
-    assert len(fired) == 3 and not penalty._engine._whole
+    assert len(fired) == 3 and not penalty._course.engine._whole
 
 
 def test_whose_a_hook_is():

@@ -167,7 +167,7 @@ def test_a_model_that_is_cast_between_steps(engine, form, curvature):
         got = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         other = penalty_of(model, "autograd", curvature)
-        other._account.calls = penalty._account.calls - 1
+        other._course.account.calls = penalty._course.account.calls - 1
         run(other, closure, "scalar")
         assert_gradients(got, [p.grad for p in model.parameters()], rtol=rtol)
 

@@ -94,11 +94,11 @@ def numbers():
     model, rank = network(), dist.get_rank()
     own = torch.tensor([1.0, 10.0 * rank], dtype=torch.float64)
     penalty = seht.HessianTrace(model, weight=WEIGHT)
-    assert penalty._ranks.mean(own) is own and penalty._ranks.agree(rank) == rank
+    assert penalty._course.ranks.mean(own) is own and penalty._course.ranks.agree(rank) == rank
     ddp = DDP(model)
     penalty(loss_of(ddp, data())).backward()
-    assert penalty._ranks.mean(own).tolist() == [1.0, 5.0] and own[1] == 10 * rank
-    assert penalty._ranks.agree({"rank": rank}) == {"rank": 0}
+    assert penalty._course.ranks.mean(own).tolist() == [1.0, 5.0] and own[1] == 10 * rank
+    assert penalty._course.ranks.agree({"rank": rank}) == {"rank": 0}
 
 
 def resumed(whose):
@@ -238,6 +238,6 @@ def steps_of_their_own():
     ddp = DDP(network())
     penalty = seht.HessianTrace(ddp, weight=WEIGHT)
     for step in range(4):
-        penalty._engine.steps.next_check = step if dist.get_rank() == 1 else 100
+        penalty._course.engine.steps.next_check = step if dist.get_rank() == 1 else 100
         penalty(loss_of(ddp, data(step))).backward()
     same(ddp.module)

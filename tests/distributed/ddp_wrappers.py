@@ -177,7 +177,7 @@ def inside(engine, form, name):
         record = step.penalty.last
         assert (record.trace is None) == (number % 2 == 1)
         assert_close(gradients(step.net), expected(step.net, record, batch, engine=engine))
-        assert step.penalty._ranks.size == 2  # they share a seed
+        assert step.penalty._course.ranks.size == 2  # they share a seed
     if form == "lean":  # an error after the backward pass is not taken for the pass after it
         step.fails = True
         refused(ZeroDivisionError, "", lambda: ddp(data()))

@@ -113,8 +113,8 @@ def seeds():
     dist.all_gather_object(found, (penalty.seed, penalty.last.seed, penalty.last.trace))
     assert found[0] == found[1] and found[0][0] == 100
     own = torch.tensor([1.0, 10.0 * dist.get_rank()], dtype=torch.float64)
-    assert penalty._ranks.mean(own).tolist() == [1.0, 5.0]
-    assert penalty._ranks.agree({"rank": dist.get_rank()}) == {"rank": 0}
+    assert penalty._course.ranks.mean(own).tolist() == [1.0, 5.0]
+    assert penalty._course.ranks.agree({"rank": dist.get_rank()}) == {"rank": 0}
     reference = make(kind, dtype)
     again = seht.HessianTrace(reference, weight=1e-2, seed=100)
     again.backward(lambda: loss_of(reference, batch(kind, dtype, 0)))

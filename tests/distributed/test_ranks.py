@@ -59,11 +59,11 @@ def test_another_wrapper(monkeypatch, form):
     monkeypatch.setattr(distributed, "KINDS", [*distributed.KINDS, QuietRanks])
     bare, model = mlp(), Quiet(mlp())
     penalty = seht.HessianTrace(model, weight=WEIGHT, seed=3)
-    ranks = penalty._ranks
+    ranks = penalty._course.ranks
     assert type(ranks) is QuietRanks and unwrapped(model) is model.module
     closure = entropy(model)
     penalty.backward(closure) if form == "lean" else penalty(closure).backward()
-    assert penalty._ranks is ranks
+    assert penalty._course.ranks is ranks
     assert penalty.last.seed == seht.probes.call_seed(3, 0, 1)
     twin = seht.HessianTrace(bare, weight=WEIGHT, seed=3)
     monkeypatch.setattr(Ranks, "number", lambda self, call: 2 * call + 1)

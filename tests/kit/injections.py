@@ -137,12 +137,11 @@ class Everything(Surroundings):
 
     def __init__(self, model, penalty):
         super().__init__(model, penalty)
-        engine = penalty._engine
+        engine = penalty._course.engine
         self.kept = {
-            "record": penalty._account._last,
-            "calls": penalty._account.calls,
-            "lean": penalty._account.lean_loss,
-            "unmet": penalty._account._unmet.state(),
+            "record": penalty._course.account._last,
+            "calls": penalty._course.account.calls,
+            "unmet": penalty._course.account._unmet.state(),
             "engine": copy.deepcopy(engine.state()),
             "lent": dict(buffers._lent),
             "process": {name: read() for name, read in process.CHANGES.items()},

@@ -114,13 +114,13 @@ def calls(single: Problem, count: int, *, weight: float = 1e-3, **options: Any) 
     exact = single.double()
     penalty = seht.HessianTrace(single.model, weight=weight, engine="difference", seed=3, **options)
     truth = {k: v for k, v in options.items() if k not in ("two_sided", "kappa")}
-    estimate, made = penalty._engine.estimate, []
+    estimate, made = penalty._course.engine.estimate, []
 
     def noted(*args: Any, **named: Any) -> Any:
         made.append(estimate(*args, **named))
         return made[-1]
 
-    penalty._engine.estimate = noted
+    penalty._course.engine.estimate = noted
     warned = False
     while count:
         with warnings.catch_warnings(record=True) as caught:

@@ -48,7 +48,7 @@ def penalise(model, closure, form, *, warm=False, seed=5, weight=WEIGHT, on=None
 
 def warm_up(penalty):
     """As after many steps: the engine neither compares steps nor watches the closure."""
-    steps = penalty._engine.steps
+    steps = penalty._course.engine.steps
     steps.uses, steps.next_check = 100, 10**9
 
 

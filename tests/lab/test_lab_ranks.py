@@ -15,7 +15,7 @@ from small import FEW, digits, options, outcome, pydocs, train
 
 from seht.lab.methods import METHODS, parse
 from seht.lab.methods.base import Batch
-from seht.lab.ranks import Ranks, join
+from seht.lab.ranks import FabricRanks, join
 from seht.lab.records import RunError
 
 
@@ -39,7 +39,7 @@ def test_shares_are_the_batch_and_weights_make_its_mean(shape):
     images = Batch(values.view(-1, 1, 1, 1), torch.arange(whole), other=torch.arange(whole))
     text = Batch(values.repeat(4, 1), torch.arange(whole).repeat(4, 1))
     for batch in (images, text):
-        parts = [Ranks(Place(rank, count)).share(batch) for rank in range(count)]
+        parts = [FabricRanks(Place(rank, count)).share(batch) for rank in range(count)]
         mean = sum(weight * part.x.mean() for part, weight in parts) / count
         assert float(mean) == pytest.approx(float(values.mean()))
         kept = torch.cat([part.y[-1:].flatten() if part.y.dim() > 1 else part.y

@@ -287,10 +287,10 @@ def test_the_dimension_is_found_and_remembered():
     x = torch.randn(2, 5, 3).double()
     for _ in range(2):
         penalty(lambda: model(x)[0].pow(2).mean()).backward()
-    assert penalty._engine.memory.layout == Layout(dim=1)
+    assert penalty._course.engine.memory.layout == Layout(dim=1)
     assert penalty.last.shared == ()
     other = pickle.loads(pickle.dumps(penalty))
-    assert other._engine.memory.layout == Layout(dim=1)
+    assert other._course.engine.memory.layout == Layout(dim=1)
 
 
 def test_batch_dim_wins():

@@ -94,7 +94,7 @@ def test_a_float32_model_that_computes_in_bfloat16():
     """Rounded, and at the step that bfloat16 has: a tenth, not a hundredth."""
     model = Small(torch.bfloat16)
     penalty = seht.HessianTrace(model, weight=1e-6, curvature="hessian", kappa=None)
-    penalty._engine.steps.next_check = 10**9
+    penalty._course.engine.steps.next_check = 10**9
     penalty(lambda: loss_fn(model, TOKENS))
     assert penalty.state_dict()["engine"]["kappa"] == START["hessian", torch.bfloat16]
 

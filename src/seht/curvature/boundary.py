@@ -176,7 +176,7 @@ class Boundary:
 
     def _drop(self, on: bool) -> None:
         if self._dropped is not None:
-            self._dropped.on = on
+            self._dropped.switch(on)
 
     def _alias(self, value: Any, found: list[Tensor]) -> Any:
         return mapped(value, lambda tensor: self._take(tensor, found))

@@ -148,6 +148,10 @@ class Losses:
         self.settled = False
         """Whether their gradient has been taken."""
 
+    def settle(self) -> None:
+        """Their gradient has been taken: from here on they are constants."""
+        self.settled = True
+
     def rules(self, *, unformed: bool) -> dict[Any, Rule]:
         """Of one pass: the ``F.linear`` of large logits, and their ``F.cross_entropy``."""
         values = list(self._values)

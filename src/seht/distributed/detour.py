@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from seht.distributed.ranks import Call
+from seht.distributed.ranks import PenaltyCall
 from seht.replay.groups import grouped
 from seht.replay.mode import _leave_alone
 from seht.replay.replayer import in_extra_run
@@ -38,7 +38,7 @@ def active() -> DistributedDataParallel | None:
     return DistributedDataParallel._active_ddp_module if grouped() else None
 
 
-class Detour(Call):
+class Detour(PenaltyCall):
     """One call of the penalty in a process group: which wrappers ran, and what they still need."""
 
     def __init__(

@@ -21,10 +21,10 @@ from seht.tensors.gradients import Gradient
 from seht.tensors.graph import quiet
 
 
-class Call:
+class PenaltyCall:
     """One call of the penalty: what is to be done around it, before it and after it."""
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> PenaltyCall:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,13 +123,13 @@ class Ranks:
 
     # --- calls --------------------------------------------------------------------------------
 
-    def call(self, *, lean: bool) -> Call:
+    def call(self, *, lean: bool) -> PenaltyCall:
         """Around one call of the penalty."""
-        return Call()
+        return PenaltyCall()
 
-    def aside(self) -> Call:
+    def aside(self) -> PenaltyCall:
         """Around an estimate that stays on this rank, and that no other rank hears of."""
-        return Call()
+        return PenaltyCall()
 
     def told(self, loss: Any) -> Any:
         """The loss, ready to be differentiated at once: a wrapped training step calls us."""

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
-from seht.engines.draw_steps import Draws
+from seht.engines.draw_steps import DrawSteps
 from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
@@ -64,7 +64,7 @@ class DifferenceEngine:
         if kappa is not None and not (math.isfinite(kappa) and kappa > 0):
             raise ValueError(f"kappa must be a positive number, not {kappa!r}")
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
-        self.draws = Draws()
+        self.draws = DrawSteps()
         """What is known of the steps of some tensors, where not all are drawn."""
         self.two_sided = two_sided
         self.precision = check_precision(precision)
@@ -172,11 +172,8 @@ class DifferenceEngine:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on with an adapted step, unless one was given."""
-        own, self.steps = self.steps, StepControl.of(state)
-        self.draws = Draws.of(state["draws"]) if "draws" in state else Draws()
-        self.steps.fixed = own.fixed
-        if own.fixed:
-            self.steps.kappa = own.kappa
+        self.steps = StepControl.of(state).go_on(self.steps)
+        self.draws = DrawSteps.of(state["draws"]) if "draws" in state else DrawSteps()
 
 
 def _pays(task: Task) -> bool:

@@ -20,7 +20,7 @@ _RATION = 64  # one check in so many uses after that: each costs several plain s
 
 
 @dataclass
-class Draws:
+class DrawSteps:
     """The controls by set, and how far each tensor was moved when the step was a good one."""
 
     controls: dict[Names, StepControl] = field(default_factory=dict)
@@ -43,8 +43,12 @@ class Draws:
         return control is not None and control.looks > 0
 
     def learn(self, names: Names, control: StepControl, moved: dict[str, float]) -> None:
-        """Take over what a use has shown; ``moved`` are the relative steps, after a check."""
+        """Take over what a use has shown; ``moved`` are the relative steps, after a check. Of a set
+        that nobody has looked at there is nothing to keep.
+        """
         self.uses += 1
+        if not (self.known(names) or moved or control.fixed):
+            return
         self.controls.pop(names, None)
         self.controls[names] = control
         while len(self.controls) > _SETS:
@@ -59,9 +63,9 @@ class Draws:
         """Uses until the next check: none at first, few of them later."""
         return 1 if self.checks < _FREE + self.uses / _RATION else _RATION
 
-    def copy(self) -> Draws:
+    def copy(self) -> DrawSteps:
         """One that later uses do not touch; its controls are never changed, only replaced."""
-        return Draws(dict(self.controls), dict(self.reach), self.uses, self.checks)
+        return DrawSteps(dict(self.controls), dict(self.reach), self.uses, self.checks)
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``."""
@@ -70,8 +74,8 @@ class Draws:
         return {"sets": sets, "reach": reach, "uses": self.uses, "checks": self.checks}
 
     @staticmethod
-    def of(state: dict[str, Any]) -> Draws:
+    def of(state: dict[str, Any]) -> DrawSteps:
         """What :meth:`state` told."""
         controls = {tuple(names): StepControl.of(control) for names, control in state["sets"]}
         reach = {name: float(size) for name, size in state["reach"]}
-        return Draws(controls, reach, state["uses"], state["checks"])
+        return DrawSteps(controls, reach, state["uses"], state["checks"])

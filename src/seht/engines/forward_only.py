@@ -122,7 +122,7 @@ def replicates(
         except RuntimeError as error:
             if memory.graph or not wants_graph(error):
                 raise
-        memory.graph = True  # the closure takes gradients itself
+        memory.needs_graph()  # the closure takes gradients itself
         random.begin(start)
         return _either(task, per_layer, stretch, memory)
 
@@ -131,7 +131,7 @@ def _either(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Repl
     """By the Gauss-Newton matrix where that has the same trace, else as it is."""
     if task.curvature == "hessian" and task.examples and memory.affine is not False:
         found = _affinely(task, per_layer, stretch, memory)
-        memory.affine = found is not None
+        memory.tried_affine(found is not None)
         if found is not None:
             return found
     return _measured(task, per_layer, stretch, memory)
@@ -213,7 +213,7 @@ def _outputs(
     passes.boundary.check(curvature.curved)
     if watch is None and not memory.curved:  # as the trace of the Hessian, 0 is an answer
         curvature.look(set(), third=False)
-        memory.curved = True
+        memory.saw_curvature()
     behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
     passes.tie(behind)
     if watch is not None and passes.tied:

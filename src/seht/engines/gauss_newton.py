@@ -264,7 +264,7 @@ class _Looped:
     def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
         """The last pass takes the logits' losses for constants."""
         assert self._passes.losses is not None
-        self._passes.losses.settled = True
+        self._passes.losses.settle()
         if self._apart is None:
             return total, pulls
         total = add(total, self._passes.by_place(self._apart.leaves()))

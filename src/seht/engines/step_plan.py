@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seht.engines.draw_steps import Draws
+from seht.engines.draw_steps import DrawSteps
 from seht.engines.looks import Look
 from seht.engines.step_size import LARGEST, StepControl
 from seht.replay.passes import Passes
@@ -21,7 +21,7 @@ Comparison = Callable[[Tensor], list[Tensor]]
 class StepPlan:
     """The step of one estimate. What it learns is taken over when the estimate is (`learn`)."""
 
-    def __init__(self, task: Task, main: StepControl, draws: Draws, *, check: bool) -> None:
+    def __init__(self, task: Task, main: StepControl, draws: DrawSteps, *, check: bool) -> None:
         self._main, self._draws = main, draws
         self._names = tuple(task.weights)
         self._whole = len(task.weights) == task.count
@@ -65,7 +65,7 @@ class StepPlan:
         """
         unit = passes.weights.step(sigma, 1.0)
         if self._reach:  # a better place to begin at
-            self._control.kappa = float(self.length(passes, sigma) / unit)
+            self._control.begin_at(float(self.length(passes, sigma) / unit))
 
         def look(kappa: float) -> Look:
             seen = torch.stack([v.double() for v in compare(kappa * unit)]).tolist()
@@ -82,17 +82,13 @@ class StepPlan:
 
     def learn(self) -> tuple[StepControl, float | None]:
         """The engine's control after this use, and the error of this use."""
-        control = self._control
-        control.uses += 1
+        control = self._control.used()
         error = control.error
         if self._whole:
             return control, error
-        if self._draws.known(self._names) or self._moved or self._main.fixed:
-            self._draws.learn(self._names, control, self._moved)
-        else:
-            self._draws.uses += 1
-        main = replace(self._main, uses=self._main.uses + 1, error=error, warned=control.warned)
+        self._draws.learn(self._names, control, self._moved)
+        main = replace(self._main.used(), error=error, warned=control.warned)
         if self._moved:
-            main.kappa = control.kappa
-            main.next_check = main.uses + self._draws.pause - 1
+            later = main.uses + self._draws.pause - 1
+            main = replace(main, kappa=control.kappa, next_check=later)
         return main, error

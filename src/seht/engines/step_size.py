@@ -100,6 +100,18 @@ class StepControl:
             return None
         return math.exp(self.level) if self.level < _HIDDEN else math.inf
 
+    def go_on(self, own: StepControl) -> StepControl:
+        """This one, loaded from a state, in place of ``own``: a step that was given stays."""
+        return replace(self, fixed=own.fixed, kappa=own.kappa if own.fixed else self.kappa)
+
+    def begin_at(self, kappa: float) -> None:
+        """A search begins at this step."""
+        self.kappa = kappa
+
+    def used(self) -> StepControl:
+        """After one more use."""
+        return replace(self, uses=self.uses + 1)
+
     @property
     def due(self) -> bool:
         """Whether this use should compare steps."""

@@ -24,7 +24,7 @@ from seht.lab.records import RunError
 T = TypeVar("T")
 
 
-class Ranks:
+class FabricRanks:
     """This process among those that train together; alone, it does what it is asked at once."""
 
     def __init__(self, fabric: Any) -> None:
@@ -115,7 +115,7 @@ class Ranks:
             self.fabric.barrier()
 
 
-def join(device: str, devices: int, precision: Any) -> Ranks:
+def join(device: str, devices: int, precision: Any) -> FabricRanks:
     """Find the other ranks, or start them; ``devices`` is what ``torchrun`` says where it did."""
     from lightning_fabric import Fabric
 
@@ -149,7 +149,7 @@ def join(device: str, devices: int, precision: Any) -> Ranks:
     if under_torchrun() and not torch.distributed.is_initialized():
         _meet(fabric.device)
     fabric.launch()
-    return Ranks(fabric)
+    return FabricRanks(fabric)
 
 
 def _meet(device: torch.device) -> None:
@@ -173,12 +173,12 @@ def _meet(device: torch.device) -> None:
         atexit.register(dist.destroy_process_group)  # NCCL asks for it
 
 
-def single(device: str, precision: Any) -> Ranks:
+def single(device: str, precision: Any) -> FabricRanks:
     """This process alone."""
     from lightning_fabric import Fabric
 
     try:
-        return Ranks(Fabric(accelerator=device, devices=1, precision=precision))
+        return FabricRanks(Fabric(accelerator=device, devices=1, precision=precision))
     except Exception as error:  # what Fabric says to a device that is not there depends on which
         raise RunError(f"--device {device}: {' '.join(str(error).split())}") from error
 

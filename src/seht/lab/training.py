@@ -22,7 +22,7 @@ from seht.lab.config import Recipe
 from seht.lab.held_out import ValidationBatches, held_out_loss
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import detached, make_closure
-from seht.lab.ranks import Ranks, single
+from seht.lab.ranks import FabricRanks, single
 
 
 def mix(seed: int, number: int) -> int:
@@ -55,7 +55,7 @@ class Training:
         *,
         data_dir: str | Path | None = None,
         device: str = "auto",
-        ranks: Ranks | None = None,
+        ranks: FabricRanks | None = None,
     ) -> None:
         from seht.lab import data, models, optimizers
 

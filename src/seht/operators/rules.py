@@ -27,7 +27,7 @@ class KeepGraph(Exception):
     """The lean form has to keep the centre's graph, because the closure itself uses it."""
 
 
-class Examples(Protocol):
+class Follower(Protocol):
     """What follows the examples of a batch from call to call (``persample/tracking.py``)."""
 
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
@@ -42,7 +42,7 @@ class Mode(Protocol):
     """Keep masks instead of outputs."""
 
     @property
-    def tracker(self) -> Examples | None:
+    def tracker(self) -> Follower | None:
         """Follows the examples, for per-sample probes."""
 
     def inside(self) -> AbstractContextManager[None]:

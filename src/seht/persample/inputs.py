@@ -67,8 +67,7 @@ class Inputs:
             if not self._new(value):
                 return
             for dim in (tags.layout.dim, 1 - tags.layout.dim):
-                if value.dim() > dim >= 0 and (not tags.n or value.shape[dim] == tags.n):
-                    tags.n = tags.n or value.shape[dim]
+                if value.dim() > dim >= 0 and tags.found(value.shape[dim]):
                     tags.tag(value, Axis(dim))
                     return
 
@@ -82,8 +81,7 @@ class Inputs:
     def _begin_packed(self, value: PackedSequence) -> None:
         count = int(value.batch_sizes[0])
         tags = self._tags
-        tags.n = tags.n or count
-        if tags.n == count and self._new(value.data):
+        if tags.found(count) and self._new(value.data):
             order = value.sorted_indices
             order = torch.arange(count, device="cpu") if order is None else order
             owners = [order[:k].cpu() for k in value.batch_sizes.tolist()]

@@ -34,7 +34,7 @@ from seht.persample.norm_layers import batch_norm, norm
 from seht.persample.products import (
     Convolution,
     Linear,
-    Perturbed,
+    PerturbedProduct,
     frugal_product,
     plain_product,
     second,
@@ -121,7 +121,7 @@ def _perturbed(form: Product, bound: Bound, signs: Signs, slot: Slot, axis: Axis
         return plain_product(op, x, w, bound.bias, signed, step)
     if signs.frugal and axis.dim == 0:
         return frugal_product(op, x, w, bound.bias, signed)
-    y: Tensor = Perturbed.apply(op, x, w, bound.bias, signed, step)
+    y: Tensor = PerturbedProduct.apply(op, x, w, bound.bias, signed, step)
     return y
 
 

@@ -51,6 +51,26 @@ class Memory:
         """Copies and pickles ask anew."""
         return {"layout": self.layout, "answers": {}}
 
+    def located(self, layout: Layout) -> None:
+        """The examples were found there: look there first."""
+        self.layout = layout
+
+    def met_inner(self) -> None:
+        """The closure takes gradients itself."""
+        self.inner = True
+
+    def needs_graph(self) -> None:
+        """A measurement failed for want of a graph."""
+        self.graph = True
+
+    def tried_affine(self, found: bool) -> None:
+        """Whether the outputs turned out affine in each weight alone."""
+        self.affine = found
+
+    def saw_curvature(self) -> None:
+        """The loss has curvature in the outputs: no need to look again."""
+        self.curved = True
+
     def keep(self, key: Any, tags: list[Tag | None]) -> None:
         """Remember an answer, within reason."""
         if len(self.answers) > 10_000:

@@ -11,7 +11,7 @@ from torch import Tensor
 from seht.operators.axes.axes import Axis
 from seht.operators.operator import argument_names
 from seht.operators.rules import Mode, Rule
-from seht.persample.uses import Perturbed, Use, shifted, tracker_of, use_of
+from seht.persample.uses import Replaying, Use, shifted, tracker_of, use_of
 from seht.tensors.trees import stand_in
 
 
@@ -79,7 +79,7 @@ def batch_norm() -> Rule:
         mean, var = x.mean(rest), x.var(rest, correction=0)
         tracker.tag(mean, None)
         tracker.tag(var, None)
-        tracker.holds = True
+        tracker.hold()
         y = _held(given, mean, var)
         for tensor in (given.get("weight"), given.get("bias")):
             tracker.weights.share(tracker.weights.part(tensor), "batch_norm with held statistics")
@@ -91,7 +91,7 @@ def batch_norm() -> Rule:
         if held is None:
             return plain.replay(mode, use, func, args, kwargs)
         # Leaves of the perturbed graphs whose gradient goes on into the centre's statistics.
-        leaves = [stand_in(part, cast(Perturbed, mode).stand_ins) for part in held]
+        leaves = [stand_in(part, cast(Replaying, mode).stand_ins) for part in held]
         return _held(dict(zip(names, args, strict=False)) | kwargs, *leaves)
 
     return Rule(record, replay)

@@ -157,7 +157,7 @@ def second(
     return Folded(op, block, into, out)
 
 
-class Perturbed(torch.autograd.Function):
+class PerturbedProduct(torch.autograd.Function):
     """The product at W + e S r q^T, with the gradients in x, W, b and e.
 
     By hand, because autograd would keep the signed input as well, and because the gradient in e

@@ -43,6 +43,13 @@ class Tags:
         self._changed: dict[int, tuple[weakref.ref[Tensor], Tag, int]] = {}
         """By identity of the root of a memory: what somebody wrote there through a view."""
 
+    def found(self, count: int) -> bool:
+        """Something has room for so many examples; whether that is their number, the first one
+        that is found.
+        """
+        self.n = self.n or count
+        return self.n == count
+
     def tag(self, tensor: Tensor, tag: Tag | None) -> None:
         """Give a tensor its tag."""
         constant = not tensor.requires_grad and not self.hidden
@@ -118,10 +125,9 @@ class Tags:
         own = id(tensor) in self.own or self.weights.probed(tensor)
         if own or not tensor.requires_grad or tensor.grad_fn is not None:
             return
-        if tensor.dim() > dim and tensor.shape[dim] > 1 and self.get(tensor) is None:
-            self.n = self.n or tensor.shape[dim]
-            if tensor.shape[dim] == self.n:
-                self.tag(tensor, Axis(dim))
+        fits = tensor.dim() > dim and tensor.shape[dim] > 1 and self.get(tensor) is None
+        if fits and self.found(tensor.shape[dim]):
+            self.tag(tensor, Axis(dim))
 
     def same(self, old: Tensor, new: Tensor) -> None:
         """A copy made unseen has the tag of what it is a copy of."""

@@ -39,7 +39,7 @@ _PACKING = frozenset(
 )
 
 
-class Tracker(Tags):
+class ExampleTracker(Tags):
     """The tags of one centre pass, given by the rules as the calls come."""
 
     def __init__(
@@ -69,11 +69,29 @@ class Tracker(Tags):
         """The weights with a direction for each example."""
         return self.weights.moving()
 
+    def hold(self) -> None:
+        """Batch statistics are held."""
+        self.holds = True
+
     def follow(
-        self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, *, weigh: bool = True
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Any,
+        *,
+        weigh: bool = True,
+        hidden: bool = False,
     ) -> None:
-        """Tag what a call returned."""
+        """Tag what a call returned; ``hidden`` inside the forward of a custom Function."""
         self.calls += 1
+        self.hidden = hidden
+        try:
+            self._follow(func, args, kwargs, out, weigh)
+        finally:
+            self.hidden = False
+
+    def _follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, weigh: bool) -> None:
         if func is _SET or (func in IN_PLACE and out is None):
             out = args[0]
         outs: Any = [out] if isinstance(out, Tensor) else tuple(tensors(out))
@@ -111,7 +129,7 @@ class Tracker(Tags):
         if self.n == 1:
             return [None] * count
         if call.func is _GRAD:
-            self._memory.inner = True
+            self._memory.met_inner()
             return gradients(call, self)
         total = first_of(Sum, call.tags)
         if total is not None and call.func in LINEAR:

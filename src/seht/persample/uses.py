@@ -9,11 +9,11 @@ from torch import Tensor
 from seht.operators.axes.axes import Axis
 from seht.operators.rules import Mode
 from seht.persample.signs import Signs, Slot, factorise
-from seht.persample.tracking import Tracker
+from seht.persample.tracking import ExampleTracker
 from seht.tensors.trees import StandIns
 
 
-class Perturbed(Mode, Protocol):
+class Replaying(Mode, Protocol):
     """The mode of a perturbed pass, as the rules of layers need it (``replay/replayer.py``)."""
 
     signs: Signs | None
@@ -21,9 +21,9 @@ class Perturbed(Mode, Protocol):
     stand_ins: StandIns
 
 
-def tracker_of(mode: Mode) -> Tracker:
+def tracker_of(mode: Mode) -> ExampleTracker:
     """What follows the examples; there is one wherever layers have rules of their own."""
-    return cast(Tracker, mode.tracker)
+    return cast(ExampleTracker, mode.tracker)
 
 
 class Use(NamedTuple):
@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
     def signs(self, mode: Mode) -> Signs | None:
         """The signs that this pass applies here, if any."""
-        return None if self.axis is None else cast(Perturbed, mode).signs
+        return None if self.axis is None else cast(Replaying, mode).signs
 
 
 def use_of(mode: Mode, func: Any, axis: Axis | None, weight: Any, bias: Any = None) -> Use:

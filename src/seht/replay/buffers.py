@@ -25,6 +25,11 @@ class _Loan:
     left: Tensor | None = None
     """What the module held when the block ended."""
 
+    def end(self) -> None:
+        """The module has its own buffer back."""
+        self.left = self.holder.get(self.name)
+        self.holder[self.name] = self.original
+
 
 _lent: dict[int, int] = {}
 """By identity of a module's buffers: the thread that holds clones of them. A frozen network that
@@ -83,8 +88,7 @@ class BorrowedBuffers:
         if self._hook is not None:
             self._hook.remove()
         for loan in self._loans:
-            loan.left = loan.holder.get(loan.name)
-            loan.holder[loan.name] = loan.original
+            loan.end()
         for holder in self._lent:
             if _lent.get(holder) == self._thread:
                 del _lent[holder]

@@ -19,7 +19,7 @@ from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
 from seht.persample.layers import LAYERS
 from seht.persample.memory import layouts
-from seht.persample.tracking import Tracker
+from seht.persample.tracking import ExampleTracker
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.mode import Setting
@@ -53,7 +53,7 @@ class Centre:
     """For the Gauss-Newton trace, where large logits need not be formed."""
     terms: list[CrossEntropy] | None
     """The loss's curvature, where the centre did not form them either."""
-    tracker: Tracker | None
+    tracker: ExampleTracker | None
     buffers: BorrowedBuffers
     hooks: list[dict[Any, Any]]
     """The user's backward hooks on modules."""
@@ -93,7 +93,7 @@ def _search(
     failed: list[tuple[bool, int, bool, ExampleError]] = []
     for layout in layouts(estimator.batch_dim, memory):
         since = mark()
-        tracker = Tracker(
+        tracker = ExampleTracker(
             task.model, task.weights, random, memory, layout, since, coupling=estimator.coupling
         )
         try:
@@ -102,7 +102,7 @@ def _search(
             failed.append((tracker.n > 0, tracker.calls, layout.leaves, error))
             random.begin(start)
             continue
-        memory.layout = layout
+        memory.located(layout)
         return found
     # The one that found examples, and came furthest, knows best.
     raise max(failed, key=lambda found: found[:3])[3]
@@ -114,7 +114,7 @@ def _run(
     random: RandomState,
     start: list[Tensor],
     since: int,
-    tracker: Tracker | None = None,
+    tracker: ExampleTracker | None = None,
 ) -> Centre:
     task, precision = plan.task, plan.precision
     boundary = None

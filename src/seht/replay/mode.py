@@ -55,7 +55,7 @@ class Setting:
     """The per-sample rules of layers, where every example has a probe of its own."""
 
 
-class Mode(TorchFunctionMode):
+class PassMode(TorchFunctionMode):
     """What the two have in common: where in the closure a call comes from."""
 
     lenient = False
@@ -253,5 +253,5 @@ def _leave_alone(function: Any, *, calls: bool = True) -> None:
         frames.set_code_exec_strategy(function.__code__, strategy)
 
 
-_leave_alone(Mode.__torch_function__)
+_leave_alone(PassMode.__torch_function__)
 _leave_alone(Generators.__torch_function__)

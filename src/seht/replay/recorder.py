@@ -20,11 +20,11 @@ from seht.operators.constants import DETACH, offset
 from seht.operators.operator import IN_PLACE
 from seht.operators.rules import KeepGraph, Rule, first
 from seht.persample import recurrent
-from seht.persample.tracking import Tracker
+from seht.persample.tracking import ExampleTracker
 from seht.replay.aliases import Aliases
 from seht.replay.buffers import compiles
 from seht.replay.intermediates import Intermediates
-from seht.replay.mode import Mode, Setting, idle
+from seht.replay.mode import PassMode, Setting, idle
 from seht.replay.prefix import Prefix
 from seht.replay.witness import Witness, name
 from seht.tensors.layouts import Layout, layout_of
@@ -36,7 +36,7 @@ SWITCH = torch._C._set_grad_enabled
 ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 
 
-class Recorder(Mode):
+class Recorder(PassMode):
     """Runs every operation as it is and remembers what decided its outcome."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Recorder(Mode):
         lean: bool = False,
         cut: bool = False,
         prefix: Prefix | None = None,
-        tracker: Tracker | None = None,
+        tracker: ExampleTracker | None = None,
         second: bool = False,
     ) -> None:
         super().__init__(setting, witness, heads, second=second)
@@ -96,9 +96,7 @@ class Recorder(Mode):
         out = self._decide(func, args, kwargs)
         tracker = self.tracker
         if tracker is not None and (func in IN_PLACE or not tracker.knows(out, args)):
-            tracker.hidden = self.hidden()
-            tracker.follow(func, args, kwargs, out)
-            tracker.hidden = False
+            tracker.follow(func, args, kwargs, out, hidden=self.hidden())
         return out
 
     def _decide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

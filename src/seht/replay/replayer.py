@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seht.operators.rules import Rule
 from seht.persample.signs import Signs
-from seht.replay.mode import Generators, Mode, idle
+from seht.replay.mode import Generators, PassMode, idle
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import ASSIGN, SWITCH, Recorder
 from seht.replay.witness import Witness, name, unrepeatable
@@ -55,7 +55,7 @@ class extra_run:
         REPLAYING.reset(self._token)
 
 
-class Replayer(Mode):
+class Replayer(PassMode):
     """Runs every operation with the decisions of the centre."""
 
     tracker = None

@@ -25,6 +25,10 @@ class Dropped:
     def __init__(self) -> None:
         self.on = True
 
+    def switch(self, on: bool) -> None:
+        """From here on it is dropped, or kept."""
+        self.on = on
+
 
 @contextmanager
 def dropping() -> Iterator[Dropped]:

@@ -112,7 +112,7 @@ class Penalty(Runner):
 
     @property
     def _steps(self) -> Any:
-        return getattr(self.penalty._engine, "steps", None)
+        return getattr(self.penalty._course.engine, "steps", None)
 
     def steady(self) -> bool:
         """No more checks from now on; whether the engine would have made any."""

@@ -215,6 +215,6 @@ def check_cost(clock: Clock, runner: Penalty, steady: float) -> CheckCost | None
         if schedule.due:
             first += 1
             schedule.search(lambda _: Look(0.0, 0.0, 1.0, 2.0, 2.0, 1.0, 0.0, share=1.0), 2.0, 2.0)
-        schedule.uses += 1
+        schedule = schedule.used()
     extra = max(0.0, ratio - steady)
     return CheckCost(ratio, first, extra * first / 1000, extra / schedule.gap)

@@ -1,0 +1,231 @@
+"""The course of a training with a penalty: what one call does, plain or penalised.
+
+`HessianTrace` is what users hold, and has the two forms of a call. Here is what they have in
+common: how much this call is charged (``strength/``), what is estimated (a task), by whom (an
+engine), and what is noted (an account).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seht import functional, probes
+from seht.account import Account
+from seht.distributed import Ranks, ranks_of
+from seht.engines import Engine
+from seht.estimators import Estimator
+from seht.replay.buffers import BorrowedBuffers
+from seht.replay.closures import Guarded
+from seht.replay.reentry import alone
+from seht.strength.strength import Dose, Strength
+from seht.task import Closure, Estimate, Task, check_loss, split
+from seht.tensors.interrupts import interruptible, uninterrupted
+from seht.tensors.random_state import RandomState
+from seht.tensors.undo import Undo, gathered
+
+
+@dataclass(frozen=True)
+class PenaltySettings:
+    """What is the same in all calls of a penalty."""
+
+    model: nn.Module
+    estimator: Estimator
+    curvature: str
+    params: probes.ParamSpec
+    boundary: str | None
+    accumulate: int
+    """So many calls are one step."""
+    limit: float | None
+    on_nonfinite: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call has come to."""
+
+    output: Any
+    """What it returns: the penalised loss, and aux if the closure returns one."""
+    commit: Callable[[], None] | None = None
+    """After a penalised step: moves the buffers."""
+    loss: Tensor | None = None
+    """After a penalised step: this rank's loss without the penalty."""
+
+
+class Course:
+    """The calls of one penalty, one after the other."""
+
+    def __init__(
+        self, settings: PenaltySettings, engine: Engine, strength: Strength, seed: int
+    ) -> None:
+        self.settings, self.engine, self.strength = settings, engine, strength
+        self.account = Account(settings.on_nonfinite)
+        self.ranks: Ranks = ranks_of(settings.model)
+        self.seed = seed
+
+    @property
+    def number(self) -> int:
+        """The number of the step that the next call belongs to."""
+        return self.account.calls // self.settings.accumulate
+
+    @contextmanager
+    def whole(self) -> Iterator[Undo]:
+        """Around a call: if it fails or is interrupted, nothing of it is left."""
+        with uninterrupted(), Undo() as undo:
+            undo.add(self.account.back())
+            undo.add(self.engine.back())
+            undo.add(self.strength.back())
+            yield undo
+
+    def step(
+        self,
+        closure: Closure,
+        on: Closure | None,
+        undo: Undo,
+        *,
+        lean: bool,
+        scaler: Any = None,
+        held_out: Any = None,
+    ) -> Step:
+        """One call, inside :meth:`whole`."""
+        model = self.settings.model
+        functional.check_arguments(model, closure)
+        if on is not None:
+            functional.check_arguments(model, on)
+        if not torch.is_grad_enabled():
+            with interruptible():
+                return Step(closure())
+        ranks = self.ranks = ranks_of(model, self.ranks)
+        estimator, elsewhere = self.settings.estimator, on is not None
+        ranks.settle(self.engine.name, estimator, lean=lean, elsewhere=elsewhere)
+        step, call = divmod(self.account.calls, self.settings.accumulate)
+        last = call == self.settings.accumulate - 1  # one weight for all calls of a step
+        dose = self.strength.dose(model, step, closure, held_out, last=last)
+        among = ranks.call(lean=lean)
+        task = None
+        if dose.penalised:
+            task = self._task(among.checked(closure if on is None else on), step, call, dose)
+        with among:
+            if task is None:
+                # Beside on= the closure never repeats, and may hold another penalty.
+                around = alone if on is None else nullcontext
+                done = Step(self._plain(closure, step, around, look=dose.base > 0))
+            else:
+                undo.add(task.random.back())
+                among.penalise()
+                if on is None:
+                    estimate = self.engine.estimate(task, ranks, lean=lean, watch=True)
+                else:
+                    estimate = self._elsewhere(task, closure)
+                total = self._penalise(task, estimate, step, dose)
+                if lean and estimate.total is None:
+                    total = gathered(total, scaler)
+                _, aux, has_aux = split(estimate.output)
+                own = estimate.loss.detach() if estimate.own is None else estimate.own
+                done = Step((total, aux) if has_aux else total, estimate.commit, own)
+            done = replace(done, output=among.finish(done.output))
+        self.account.count()
+        return done
+
+    def _task(self, closure: Closure, step: int, call: int, dose: Dose) -> Task | None:
+        """What this call estimates; ``None`` where no layer is drawn."""
+        settings = self.settings
+        self.seed = self.ranks.seed(self.seed, self.account.calls)
+        return functional.make_task(
+            settings.model,
+            closure,
+            probes.choose(settings.model, settings.params),
+            settings.estimator,
+            probes.call_seed(self.seed, step, self.ranks.number(call)),
+            curvature=settings.curvature,
+            boundary=settings.boundary,
+            weight=dose.weight,
+            limit=settings.limit,
+            most=dose.most,
+            skip=settings.on_nonfinite == "skip",
+            apart=bool(dose.look),
+        )
+
+    def _elsewhere(self, task: Task, closure: Closure) -> Estimate:
+        """The loss of the main closure with the trace of another."""
+        with BorrowedBuffers(task.model) as buffers:
+            output = closure()
+        loss = check_loss(split(output)[0])
+        after = RandomState(task.parameters, task.random)
+        with after.all_kept():
+            trace = replace(task, limit=None, random=after)
+            estimate = self.engine.estimate(trace, self.ranks, watch=True)
+        return replace(estimate, loss=loss, output=output, commit=buffers.commit)
+
+    def _plain(
+        self,
+        closure: Closure,
+        step: int,
+        around: Callable[[], AbstractContextManager[None]],
+        *,
+        look: bool,
+    ) -> Any:
+        with interruptible():
+            if look:
+                with around():
+                    output = Guarded(self.settings.model, closure)()
+            else:
+                output = closure()
+        loss = split(output)[0]
+        if look:
+            self.account.plain(step, self.ranks.noted(check_loss(loss)).item())
+        else:
+            self.account.unseen(step, loss)
+        return output
+
+    def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
+        """Look at the estimate, note it, and return the penalised loss."""
+        total, record = self.account.charge(task, estimate, step, self.ranks, steady=dose.steady)
+        if record.trace is not None and math.isfinite(record.trace):
+            precision = self.engine.precision
+            self.strength.look(dose, step, task, estimate, precision, self.ranks)
+            self.strength.weight.charged(record.trace)
+        self.account.note(record, task, estimate, self.engine.name)
+        return total
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs to draw the same probes and keep its guard rails."""
+        return {
+            **self.account.state(),
+            "seed": self.seed,
+            "engine": self.engine.state(),
+            "strength": self.strength.state(),
+            "ranks": self.ranks.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned."""
+        missing = {"calls", "seed", "guard"} - (state.keys() if isinstance(state, dict) else set())
+        if missing:
+            raise ValueError(
+                f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"
+            )
+        seed = functional.check_seed(state["seed"])
+        account = Account(self.settings.on_nonfinite)
+        account.load_state(state)
+        kind = self.strength.weight.kind
+        if "strength" in state:  # a weight that is given has nothing to remember
+            model = self.settings.model
+            self.strength.load_state(state["strength"], model, ranks_of(model, self.ranks))
+        elif kind != "given":
+            raise ValueError(
+                f"this state belongs to a given weight, and this penalty has a {kind} one; make it "
+                "with the weight= of the run that was saved"
+            )
+        self.seed, self.account = seed, account
+        self.ranks.reset(state.get("ranks"))
+        if state.get("engine"):
+            self.engine.load_state(state["engine"])

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from seht.distributed.shards import Shards
+from seht.precision.policy import Precision
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.centre import Centre
+from seht.replay.leaves import Leaves
 from seht.replay.passes import Passes
 from seht.replay.plan import Plan
 from seht.replay.weights import Weights, step_size
@@ -60,6 +62,67 @@ class ShardedWeights(Weights):
             self._shards.reshard()
 
 
+class ShardedLeaves(Leaves):
+    """Leaves whose gradients are reduced by FSDP2: each rank has its part of them."""
+
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        made: list[Tensor],
+        precision: Precision,
+        *,
+        older: bool,
+        shards: Shards,
+    ) -> None:
+        super().__init__(tensors, made, precision, older=older)
+        self._shards = shards
+
+    def pull(
+        self,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor | None] | None,
+        *,
+        keep: bool,
+        take: Take | None = None,
+        more: Sequence[Tensor] = (),
+    ) -> Gradient:
+        """The gradient in every leaf, reduced over ranks where FSDP does so: parts on this rank.
+
+        By an ordinary backward pass: ``autograd.grad`` would hand out whole gradients of the
+        gathered weights, each rank's own.
+        """
+        with self._shards.collecting([*self.tensors, *(leaf for _, leaf in self._twins)]):
+            torch.autograd.backward(outputs, cotangents, retain_graph=keep)
+            found = [leaf.grad for leaf in self.tensors]
+            for place, twin in self._twins:
+                found[place] = twin.grad if found[place] is None else found[place]
+        return [None if g is None else dense(local(g)) for g in found]
+
+    def sketch(self, gradient: Gradient) -> Tensor:
+        """This rank's part of what one process would look at."""
+        parts = []
+        for leaf, g in zip(self.tensors, gradient, strict=False):
+            stride = stride_of(leaf)
+            first = -_offset(leaf) % stride
+            seen = local(leaf) * 0 if g is None else g
+            taken = seen.flatten()[first::stride]
+            parts.append(real(taken).double() * (stride * self._shards.share(leaf)) ** 0.5)
+        return torch.cat(parts)
+
+    def sizes(self, *sketches: Tensor) -> list[Tensor]:
+        """Norms over all ranks."""
+        return list(self._shards.sum(torch.stack([s.square().sum() for s in sketches])).sqrt())
+
+    def handed_out(self, value: Tensor, total: Gradient) -> Tensor:
+        """The same with ``DTensor`` gradients for the shards."""
+        with torch.no_grad():
+            parts = [
+                None if g is None else like(g, leaf)
+                for g, leaf in zip(total, self.tensors, strict=False)
+            ]
+        return handed_out(value, parts, self.tensors[: len(parts)])
+
+
 class ShardedPasses(Passes):
     """Passes whose weights are gathered and whose gradients are reduced by FSDP2."""
 
@@ -82,7 +145,7 @@ class ShardedPasses(Passes):
         leaves = [*(w for w in shards.values() if w.requires_grad), *others]
         return leaves, self._beside_the_model(others)  # a part may not be sharded
 
-    def _drawn(self, found: Survey) -> dict[str, Tensor]:
+    def _drawn(self, found: Survey, leaves: list[Tensor]) -> dict[str, Tensor]:
         """What is used on one rank counts as used on all."""
         gathered, weights = self.shards.gathered, self.task.weights
         if self.older:
@@ -105,6 +168,10 @@ class ShardedPasses(Passes):
                     "that holds both, and choose the weights with params="
                 )
 
+    def _leaves(self, tensors: list[Tensor], made: list[Tensor]) -> Leaves:
+        shards = self.shards
+        return ShardedLeaves(tensors, made, self.precision, older=self.older, shards=shards)
+
     def _movable(self, still: set[str]) -> Weights:
         return ShardedWeights(self.used, self.shards)
 
@@ -112,27 +179,6 @@ class ShardedPasses(Passes):
         """Take over buffers, and gradients of plain calls that wait for this one."""
         super().commit()
         self.shards.reduce_waiting()
-
-    def pull(
-        self,
-        outputs: Sequence[Tensor],
-        cotangents: Sequence[Tensor | None] | None,
-        *,
-        keep: bool,
-        take: Take | None = None,
-        more: Sequence[Tensor] = (),
-    ) -> Gradient:
-        """The gradient in every leaf, reduced over ranks where FSDP does so: parts on this rank.
-
-        By an ordinary backward pass: ``autograd.grad`` would hand out whole gradients of the
-        gathered weights, each rank's own.
-        """
-        with self.shards.collecting([*self.leaves, *(leaf for _, leaf in self._twins)]):
-            torch.autograd.backward(outputs, cotangents, retain_graph=keep)
-            found = [leaf.grad for leaf in self.leaves]
-            for place, twin in self._twins:
-                found[place] = twin.grad if found[place] is None else found[place]
-        return [None if g is None else dense(local(g)) for g in found]
 
     def pull_along(self, sigma: Directions, *args: Any, **options: Any) -> dict[str, Tensor]:
         """This rank's share of sigma . g for each drawn tensor."""
@@ -158,30 +204,6 @@ class ShardedPasses(Passes):
                 'curvature="ggn": sharded weights lie behind the outputs, where the loss is '
                 "differentiated twice; choose a boundary= behind them, or use curvature='hessian'"
             )
-
-    def sketch(self, gradient: Gradient) -> Tensor:
-        """This rank's part of what one process would look at."""
-        parts = []
-        for leaf, g in zip(self.leaves, gradient, strict=False):
-            stride = stride_of(leaf)
-            first = -_offset(leaf) % stride
-            seen = local(leaf) * 0 if g is None else g
-            taken = seen.flatten()[first::stride]
-            parts.append(real(taken).double() * (stride * self.shards.share(leaf)) ** 0.5)
-        return torch.cat(parts)
-
-    def sizes(self, *sketches: Tensor) -> list[Tensor]:
-        """Norms over all ranks."""
-        return list(self.shards.sum(torch.stack([s.square().sum() for s in sketches])).sqrt())
-
-    def handed_out(self, value: Tensor, total: Gradient) -> Tensor:
-        """The same with ``DTensor`` gradients for the shards."""
-        with torch.no_grad():
-            parts = [
-                None if g is None else like(g, leaf)
-                for g, leaf in zip(total, self.leaves, strict=False)
-            ]
-        return handed_out(value, parts, self.leaves[: len(parts)])
 
 
 def _square(t: Tensor) -> Tensor:

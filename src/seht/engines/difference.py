@@ -192,9 +192,9 @@ def _nothing_used(passes: Passes, lean: bool) -> Estimate:
         gradient = passes.centre_gradient(keep=False)
     else:  # the network's graph was dropped at the boundary
         with passes.at(None, formed=True) as output:
-            gradient = passes.pull([check_loss(split(output)[0])], None, keep=passes.older)
+            gradient = passes.leaves.pull([check_loss(split(output)[0])], None, keep=passes.older)
     zero, loss = passes.over_ranks(zero, loss.detach(), partial=True)
-    whole = passes.handed_out(loss, gradient)
+    whole = passes.leaves.handed_out(loss, gradient)
     if passes.task.apart:
         return Estimate(whole, zero, passes.output, passes.unused)
     return Estimate(loss, zero, passes.output, passes.unused, total=whole)
@@ -236,8 +236,8 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     value, mean = passes.over_ranks(value, loss.detach(), partial=True)
     trace = value.to(loss.dtype)
     if lean and task.apart:
-        loss = passes.handed_out(mean, centre or [])
-        trace = passes.handed_out(trace, add(times(total, unit), times(centre or [], pull)))
+        loss = passes.leaves.handed_out(mean, centre or [])
+        trace = passes.leaves.handed_out(trace, add(times(total, unit), times(centre or [], pull)))
     elif lean:
         loss = mean
         factor = task.coefficient(loss, trace)
@@ -246,7 +246,7 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
             if task.skip:
                 total, pull = left_out(total, trace), torch.where(trace.isfinite(), pull, 0.0)
             total = add(total, times(centre or [], 1 + factor * pull))
-        whole = passes.handed_out(loss + factor * trace, total)
+        whole = passes.leaves.handed_out(loss + factor * trace, total)
     elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
         total = add(times(total, unit), times(centre or [], pull))
         [loss], inputs = passes.ends([loss])
@@ -264,7 +264,7 @@ _NOISE = 6**0.5  # of g(w+) + g(w-) - 2 g(w), where each has its own of length 1
 def _compare(passes: Passes, sigma: Directions, centre: Gradient | None, e: Tensor) -> list[Tensor]:
     """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
     assert centre is not None
-    middle = passes.sketch(centre)
+    middle = passes.leaves.sketch(centre)
     found = []
     for factor in (0.5, 1.0, 2.0):
         step = factor * e
@@ -272,6 +272,6 @@ def _compare(passes: Passes, sigma: Directions, centre: Gradient | None, e: Tens
         for side in (step, -step):
             passes.gradient(sigma, side, both)
         refuse_lost(centre, both)
-        found.append((passes.sketch(both) - 2 * middle) / step**2)
-    *sizes, whole = passes.sizes(*compared(found, 2.0), middle)
+        found.append((passes.leaves.sketch(both) - 2 * middle) / step**2)
+    *sizes, whole = passes.leaves.sizes(*compared(found, 2.0), middle)
     return [*sizes, passes.task.weight * sizes[2] / whole, _NOISE * whole / e**2]

@@ -77,8 +77,8 @@ def gauss_newton(
     trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
     whole = None
     if lean and task.apart:
-        loss = passes.handed_out(mean, _apart(passes, side, total, cotangents))
-        trace = passes.handed_out(trace, total)
+        loss = passes.leaves.handed_out(mean, _apart(passes, side, total, cotangents))
+        trace = passes.leaves.handed_out(trace, total)
     elif lean:
         loss = mean
         factor = task.coefficient(loss, trace).to(loss.dtype)
@@ -92,10 +92,10 @@ def gauss_newton(
             again = check_loss(split(output)[0])
             total, cotangents = side.with_slope(total, cotangents)
             roots = [again, *side.roots()]
-            passes.pull_into(total, roots, [torch.ones_like(again), *cotangents])
-        whole = passes.handed_out(loss + factor * trace, total)
+            passes.leaves.pull_into(total, roots, [torch.ones_like(again), *cotangents])
+        whole = passes.leaves.handed_out(loss + factor * trace, total)
     elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
-        total = add(total, passes.pull(z, cotangents, keep=passes.older))
+        total = add(total, passes.leaves.pull(z, cotangents, keep=passes.older))
         [loss], inputs = passes.ends([loss])
         trace = Stored.apply(value, total, [1.0] * len(total), *inputs)
     elif task.differentiable:
@@ -116,12 +116,12 @@ def _apart(passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor
         own, pulls = side.with_slope([], [])
         roots = [loss, *(side.roots() if pulls else [])]
         keep = both or passes.older
-        own = add(own, passes.pull(roots, [torch.ones_like(loss), *pulls], keep=keep))
+        own = add(own, passes.leaves.pull(roots, [torch.ones_like(loss), *pulls], keep=keep))
         if both:
-            passes.pull_into(total, side.roots(), cotangents)
+            passes.leaves.pull_into(total, side.roots(), cotangents)
             return own
     with passes.at(None):
-        passes.pull_into(total, side.roots(), cotangents)
+        passes.leaves.pull_into(total, side.roots(), cotangents)
     return own
 
 
@@ -206,13 +206,13 @@ class _Whole:
             with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
                 found = self._curvature.along(direction)
             factors = [h * (2 / width).to(h.dtype) for h in found.product]
-            part = passes.pull(above, factors, keep=passes.older)
+            part = passes.leaves.pull(above, factors, keep=passes.older)
             del above
-        part = add(part, passes.by_place(found.beyond))
+        part = add(part, passes.leaves.by_place(found.beyond))
         if self._two_sided:
             with passes.at(sigma, -e):
                 minus = self.roots()
-                passes.pull_into(part, minus, [-f for f in factors])
+                passes.leaves.pull_into(part, minus, [-f for f in factors])
                 del minus
             return found.value, part, found.third
         return found.value, part, [t - f for t, f in zip(found.third, factors, strict=True)]
@@ -259,7 +259,7 @@ class _Looped:
         """Through the head."""
         centre = self._centre(self._states)
         head_loop.slopes(self._terms, centre)
-        return self._passes.by_place(centre.leaves()), centre.cotangents()
+        return self._passes.leaves.by_place(centre.leaves()), centre.cotangents()
 
     def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
         """The last pass takes the logits' losses for constants."""
@@ -267,7 +267,7 @@ class _Looped:
         self._passes.losses.settle()
         if self._apart is None:
             return total, pulls
-        total = add(total, self._passes.by_place(self._apart.leaves()))
+        total = add(total, self._passes.leaves.by_place(self._apart.leaves()))
         own = self._apart.cotangents()
         return total, [p + s for p, s in zip(pulls, own, strict=False)] or own
 
@@ -286,7 +286,7 @@ class _Looped:
                     self._apart = apart = self._centre(self._states)
             value = head_loop.run(self._terms, centre, there, None, e, slope, apart)
             part = _through(passes, there)
-        return value, add(part, passes.by_place(centre.leaves())), centre.cotangents()
+        return value, add(part, passes.leaves.by_place(centre.leaves())), centre.cotangents()
 
     def _centre(self, states: bool) -> HeadGradient:
         head, at_centre = self._head, self._passes.weights.at_centre
@@ -303,11 +303,11 @@ def _head_of(outputs: list[Tensor]) -> Head:
 def _through(passes: Passes, head: HeadGradient) -> Gradient:
     """The gradient in all leaves, of a head and before it."""
     part = _pulled(passes, head.states(), head.cotangents())
-    return add(part, passes.by_place(head.leaves()))
+    return add(part, passes.leaves.by_place(head.leaves()))
 
 
 def _pulled(passes: Passes, roots: list[Tensor], pulls: list[Tensor]) -> Gradient:
-    return passes.pull(roots, pulls, keep=passes.older) if roots else []
+    return passes.leaves.pull(roots, pulls, keep=passes.older) if roots else []
 
 
 def _compare(
@@ -316,11 +316,11 @@ def _compare(
     """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
 
     def whole(part: Gradient, pulls: list[Tensor]) -> Tensor:
-        return passes.sketch(add(part, side.pulled(pulls)))
+        return passes.leaves.sketch(add(part, side.pulled(pulls)))
 
     found = []
     for factor in (0.5, 1.0, 2.0):
         _, part, pulls = side.probe(sigma, factor * e, alone=True)
         found.append(whole(part, pulls))
-    *sizes, size = passes.sizes(*compared(found, order), whole(*side.slopes()))
+    *sizes, size = passes.leaves.sizes(*compared(found, order), whole(*side.slopes()))
     return [*sizes, passes.task.weight * sizes[2] / size, torch.zeros_like(size)]

@@ -127,7 +127,7 @@ class Products:
             passes.gradient(sigma, -e, below)
             found = {
                 id(leaf): (a - b) / (2 * e)
-                for leaf, a, b in zip(passes.leaves, above, below, strict=False)
+                for leaf, a, b in zip(passes.leaves.tensors, above, below, strict=False)
                 if a is not None and b is not None
             }
         return [found.get(id(w), torch.zeros_like(w)) for w in self._weights]

@@ -13,7 +13,7 @@ from seht.persample.signs import Signs
 from seht.replay.buffers import BorrowedBuffers, compiles
 from seht.replay.centre import Centre, Hidden
 from seht.replay.checkpoints import checkpoints
-from seht.replay.made_leaves import pairs
+from seht.replay.leaves import Leaves
 from seht.replay.plan import Plan
 from seht.replay.prefix import Prefix
 from seht.replay.replayer import Replayer, extra_run
@@ -21,22 +21,18 @@ from seht.replay.weights import Weights
 from seht.replay.witness import Witness, unrepeatable
 from seht.task import Directions, Probe, check_loss, report_unused, split
 from seht.tensors.deferred import Deferred
-from seht.tensors.gradients import Gradient, dense, inner, sketch, times
+from seht.tensors.gradients import Gradient, inner
 from seht.tensors.graph import (
     Survey,
-    Take,
     first_uses,
-    handed_out,
-    handing_over,
     leaves_of,
     mark,
-    quiet,
     refuse_older,
     survey,
 )
 from seht.tensors.hooks import muted
 from seht.tensors.shared_memory import refuse_others
-from seht.tensors.trees import StandIns, tensors
+from seht.tensors.trees import tensors
 
 
 class Passes:
@@ -55,31 +51,23 @@ class Passes:
         self.hooked = centre.hooked
         found = survey(centre.roots, centre.since)
         self.coarsest, self.older = found.coarsest, found.older
-        self.leaves, made = self._reached(found)
-        """What the loss depends on."""
-        self._made = made if task.differentiable else []
-        """Leaves that are none of the model's, which later passes may make anew
-        (``made_leaves.py``).
-        """
-        self.precision.check_leaves(self.leaves)
-        self.used = self._drawn(found)
-        """The drawn tensors among them."""
+        reached, made = self._reached(found)
+        self.precision.check_leaves(reached)
+        self.used = self._drawn(found, reached)
+        """The drawn tensors that the loss depends on."""
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
         if not task.differentiable:  # the value needs no other gradient
-            self.leaves = list(self.used.values())
+            reached, made = list(self.used.values()), []
+        self.leaves = self._leaves(reached, made)
+        """What the loss depends on."""
         moving = set() if centre.tracker is None else centre.tracker.moving()
         self.weights = self._movable({n for n in moving if n in self.used})
         self.prefix = self._kept_prefix()
         """What comes before the first drawn weight, where it is replayed."""
         self.tied: list[str] = []
         """Drawn weights that the loss uses past the outputs (for the Gauss-Newton trace)."""
-        self._stand_ins: StandIns = {}
         self._signs: tuple[Probe, Signs] | None = None
         self._watch = plan.watch
-        self._twins: tuple[tuple[int, Tensor], ...] = ()
-        """Leaves that a pass made in place of the centre's, and their places."""
-        self._lasting: tuple[tuple[int, Tensor], ...] = ()
-        """Those of the pass that stands for the centre's (:meth:`apart`)."""
 
     def _reached(self, found: Survey) -> tuple[list[Tensor], list[Tensor]]:
         """What the loss depends on, and what of that is none of the model's."""
@@ -97,12 +85,15 @@ class Passes:
         refuse_others(self.task.weights, made)
         return made
 
-    def _drawn(self, found: Survey) -> dict[str, Tensor]:
+    def _drawn(self, found: Survey, leaves: list[Tensor]) -> dict[str, Tensor]:
         """The drawn tensors that the loss depends on."""
         if self.older:
             refuse_older(self.task.weights, [self.loss], self._centre.since)
-        reached = {id(leaf) for leaf in self.leaves}
+        reached = {id(leaf) for leaf in leaves}
         return {n: w for n, w in self.task.weights.items() if id(w) in reached}
+
+    def _leaves(self, tensors: list[Tensor], made: list[Tensor]) -> Leaves:
+        return Leaves(tensors, made, self.precision, older=self.older)
 
     def _movable(self, still: set[str]) -> Weights:
         return Weights(self.used, still)
@@ -145,27 +136,19 @@ class Passes:
         """
         return self._centre.tracker is not None and self._centre.tracker.holds
 
-    @property
-    def inputs(self) -> list[Tensor]:
-        """What the perturbed passes' gradients belong to: the leaves, and results of the prefix."""
-        return [*self.leaves, *(result for result, _ in self._stand_ins.values())]
-
-    @property
-    def targets(self) -> list[Tensor]:
-        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
-        return self.precision.targets(self.leaves)
-
     def ends(self, roots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """For the scalar form: the roots of the centre's graph and :attr:`inputs`.
+        """For the scalar form: the roots of the centre's graph and the leaves' inputs.
 
         As they are, or (``deferred.py``) where the user's backward would be less precise than ours.
         """
         if not self.precision.apart:
-            return roots, self.inputs
-        inner = [*roots, *(result for result, _ in self._stand_ins.values())]
+            return roots, self.leaves.inputs
+        inner = [*roots, *self.leaves.results]
         aux = split(self.output)[1]
         keep = self.older or any(t.requires_grad for t in tensors(aux))  # in the user's hands
-        found = Deferred.apply(self.precision, keep, inner, self.leaves, *self.targets)
+        found = Deferred.apply(
+            self.precision, keep, inner, self.leaves.tensors, *self.leaves.targets
+        )
         leaves = list(found[len(inner) :])
         return list(found[: len(roots)]), [*leaves, *found[len(roots) : len(inner)]]
 
@@ -196,7 +179,7 @@ class Passes:
                         self._witness(buffers),
                         heads,
                         prefix=self.prefix,
-                        stand_ins=self._stand_ins,
+                        stand_ins=self.leaves.stand_ins,
                         signs=signs,
                     )
                     with (
@@ -210,10 +193,10 @@ class Passes:
                         output = self._again()
                 replayer.finish(centre.end)
                 self._watch = False  # one comparison is enough
-                self._find_twins(output)
+                self.leaves.meet([split(output)[0], *self._outputs()])
                 yield output
         finally:
-            self._twins = self._lasting
+            self.leaves.part()
             centre.random.finish(centre.end)
 
     def _witness(self, buffers: BorrowedBuffers) -> Witness | None:
@@ -221,26 +204,6 @@ class Passes:
             return None
         own = [buffers.clones] if self.boundary is None else [buffers.clones, self.boundary.given]
         return Witness(mark(), own, before=self._centre.recorder.witness)
-
-    def _find_twins(self, output: Any) -> None:
-        if self._made:
-            roots = [split(output)[0], *(self.boundary.outputs if self.boundary else [])]
-            known = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
-            standing = {id(result) for result, _ in self._stand_ins.values()}
-            places = {id(leaf): place for place, leaf in enumerate(self.leaves)}
-            made = [leaf for leaf in self._made if id(leaf) not in standing]
-            new = tuple((places[id(a)], b) for a, b in pairs(made, roots, known))
-            self._twins = (*self._lasting, *new)
-
-    def by_place(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Gradient:
-        """Gradients of some leaves, or of their twins, as one of all."""
-        places = {id(leaf): place for place, leaf in enumerate(self.leaves)}
-        places |= {id(leaf): place for place, leaf in self._twins}
-        total: Gradient = [None] * len(self.leaves)
-        for leaf, g in parts:
-            if id(leaf) in places:
-                total[places[id(leaf)]] = g
-        return total
 
     def _again(self) -> Any:
         try:
@@ -253,11 +216,14 @@ class Passes:
         a pass that has none.
         """
         if not self.hooked:
-            return self.loss, list(self.boundary.outputs) if self.boundary else []
+            return self.loss, self._outputs()
         with self.at(None, formed=True) as output:
             loss = check_loss(split(output)[0])
-            self._lasting = self._twins  # the graph is used when the pass is over
-            return loss, list(self.boundary.outputs) if self.boundary else []
+            self.leaves.hold()
+            return loss, self._outputs()
+
+    def _outputs(self) -> list[Tensor]:
+        return list(self.boundary.outputs) if self.boundary else []
 
     def gradient(
         self, sigma: Directions, step: Tensor, total: Gradient, scale: Tensor | None = None
@@ -297,83 +263,9 @@ class Passes:
         """The gradient of the loss at the centre."""
         if self.held:
             with self.at(None) as output:
-                return self.pull([check_loss(split(output)[0])], None, keep=self.older)
+                return self.leaves.pull([check_loss(split(output)[0])], None, keep=self.older)
         loss, _ = self.apart()
-        return self.pull([loss], None, keep=keep or self.older)
-
-    def pull(
-        self,
-        outputs: Sequence[Tensor],
-        cotangents: Sequence[Tensor | None] | None,
-        *,
-        keep: bool,
-        take: Take | None = None,
-        more: Sequence[Tensor] = (),
-    ) -> Gradient:
-        """The gradient in every leaf (and stand-in for the prefix), past the users' hooks.
-
-        ``take`` is handed the parts as they come; they are missing in what is returned. The
-        gradient in ``more`` comes last.
-        """
-        targets = [*self.leaves, *(leaf for _, leaf in self._stand_ins.values())]
-        twins = [leaf for _, leaf in self._twins]
-        scaled = self.precision.scaled(outputs, cotangents)
-        if scaled is not None:
-            cotangents, back = scaled
-            give = take
-            take = None if give is None else lambda place, g: give(place, g * back.to(g.dtype))
-        handing = nullcontext(set[int]()) if take is None else handing_over(targets, take)
-        with quiet([*self.leaves, *twins]), handing as taken:
-            inputs = [*targets, *more, *twins]
-            found = list(
-                torch.autograd.grad(
-                    outputs, inputs, cotangents, retain_graph=keep, allow_unused=True
-                )
-            )
-        own = [found.pop() for _ in twins][::-1]
-        for (place, _), g in zip(self._twins, own, strict=True):
-            found[place] = g if found[place] is None else found[place]
-        parts = [None if place in taken else dense(g) for place, g in enumerate(found)]
-        return parts if scaled is None else times(parts, back)
-
-    def pull_into(
-        self,
-        total: Gradient,
-        outputs: Sequence[Tensor],
-        cotangents: Sequence[Tensor | None] | None,
-        *,
-        scale: Tensor | None = None,
-        see: Take = lambda place, g: None,
-        more: Sequence[Tensor] = (),
-    ) -> Gradient:
-        """Add a gradient to ``total``, part by part; ``see`` is shown each first. Returns that in
-        ``more``.
-
-        With a ``scale`` it is multiplied by that, and ``total`` is overwritten in place: it must be
-        ours. Without one the sum is made out of place, as what autograd hands out may be shared
-        between leaves, or belong to somebody else.
-        """
-
-        def take(place: int, g: Tensor) -> None:
-            see(place, g)
-            known = total[place]
-            if scale is None:
-                total[place] = g if known is None else known + g
-            elif known is None:
-                total[place] = g * scale
-            else:
-                total[place] = known.addcmul_(g, scale.to(g.dtype))
-
-        # The first of several gradients has to be held anyway.
-        first = take if total else None
-        found = self.pull(outputs, cotangents, keep=self.older, take=first, more=more)
-        rest = found[len(found) - len(more) :]
-        del found[len(found) - len(more) :]
-        total.extend([None] * (len(found) - len(total)))
-        for place, g in enumerate(found):
-            if g is not None:
-                take(place, g)
-        return rest
+        return self.leaves.pull([loss], None, keep=keep or self.older)
 
     def pull_along(
         self,
@@ -384,10 +276,12 @@ class Passes:
         *,
         scale: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The same in a pass that tracks its steps; gives sigma . g for each drawn tensor."""
+        """Add a gradient to ``total`` in a pass that tracks its steps; gives sigma . g for each
+        drawn tensor.
+        """
         found = dict.fromkeys(self.used, self.loss.detach().new_zeros((), dtype=torch.float64))
         moved = {id(w): n for n, w in self.used.items() if n not in self.weights.still}
-        names = [moved.get(id(leaf)) for leaf in self.leaves]
+        names = [moved.get(id(leaf)) for leaf in self.leaves.tensors]
 
         def see(place: int, g: Tensor) -> None:
             name = names[place] if place < len(names) else None
@@ -396,16 +290,16 @@ class Passes:
 
         steps = {} if self._signs is None else self._signs[1].steps
         more = list(steps.values())
-        slopes = self.pull_into(total, outputs, cotangents, scale=scale, see=see, more=more)
+        slopes = self.leaves.pull_into(total, outputs, cotangents, scale=scale, see=see, more=more)
         found |= {n: g.double() for n, g in zip(steps, slopes, strict=True) if g is not None}
         return found
 
     def pull_centre(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Gradient:
         """The gradient that flows back from the outputs at the centre."""
         if outputs[0].grad_fn is not None and not self.held:
-            return self.pull(outputs, cotangents, keep=True)
+            return self.leaves.pull(outputs, cotangents, keep=True)
         with self.at(None):  # the lean form has dropped that graph
-            return self.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
+            return self.leaves.pull(self.boundary.outputs, cotangents, keep=self.older)  # type: ignore[union-attr]
 
     # What is different where the weights lie on several ranks (``fsdp_passes.py``).
 
@@ -432,15 +326,3 @@ class Passes:
     def tie(self, behind: set[int]) -> None:
         """For the Gauss-Newton trace: the leaves that the loss reaches past the outputs."""
         self.tied = [n for n, w in self.used.items() if id(w) in behind]
-
-    def sketch(self, gradient: Gradient) -> Tensor:
-        """A few thousand entries of each part of a gradient."""
-        return sketch(gradient, self.leaves)
-
-    def sizes(self, *sketches: Tensor) -> list[Tensor]:
-        """Their norms."""
-        return [part.norm() for part in sketches]
-
-    def handed_out(self, value: Tensor, total: Gradient) -> Tensor:
-        """A scalar with this value, whose gradient in the leaves is known."""
-        return handed_out(value, total, self.targets)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
+from seht.errors import NonFiniteError
 from seht.guards import Guard, Unmet, warn
-from seht.record import StepRecord, check_finite_loss, raise_nonfinite
+from seht.record import StepRecord
 from seht.strength.schedule import check_count
 from seht.task import Estimate, Task
 
@@ -63,7 +64,7 @@ class Account:
 
     def plain(self, step: int, loss: float) -> None:
         """A plain step of a training that is penalised in others."""
-        check_finite_loss(loss)
+        _check_finite(loss)
         self._last, self._plain_loss = StepRecord(step, loss), None
 
     def unseen(self, step: int, loss: Any) -> None:
@@ -83,7 +84,7 @@ class Account:
         # The one look at values on the host in a step, but for the rare checks of its engine.
         loss, trace, used = torch.stack([v.detach().double() for v in seen]).tolist()
         ranks.check_finite(loss, trace, step, raising=self._raising)
-        check_finite_loss(loss)
+        _check_finite(loss)
         penalty, total = 0.0, estimate.total
         if math.isfinite(trace):
             penalty = used * trace
@@ -93,7 +94,7 @@ class Account:
                 loss=loss, trace=trace, penalty=penalty, weight=task.weight, steady=steady
             )
         elif self._raising:
-            raise_nonfinite(step, trace)
+            _raise_nonfinite(step, trace)
         else:
             total = estimate.loss if total is None else total
             if not self._warned:
@@ -140,3 +141,21 @@ class Account:
         """Copies and pickles carry the record as numbers, never a tensor of the last graph."""
         self.last  # noqa: B018
         return dict(self.__dict__)
+
+
+def _check_finite(loss: float) -> None:
+    """Refuse NaN and infinity."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
+            "batch that gives it"
+        )
+
+
+def _raise_nonfinite(step: int, trace: float) -> NoReturn:
+    """The estimate is not finite, and the loss is."""
+    raise NonFiniteError(
+        f"the trace estimate is {trace} at step {step} although the loss is finite; lower the "
+        "learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty out on such "
+        "steps"
+    )

@@ -1,12 +1,8 @@
-"""What one step did, and what is said about numbers that are not finite."""
+"""What one step did."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NoReturn
-
-from seht.errors import NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -45,21 +41,3 @@ class StepRecord:
             f"(weight {self.weight:.3g} * trace {self.trace:.4g}{known}) over "
             f"{len(self.layers)} tensors, engine {self.engine}"
         )
-
-
-def check_finite_loss(loss: float) -> None:
-    """Refuse NaN and infinity."""
-    if not math.isfinite(loss):
-        raise NonFiniteError(
-            f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
-            "batch that gives it"
-        )
-
-
-def raise_nonfinite(step: int, trace: float) -> NoReturn:
-    """The estimate is not finite, and the loss is."""
-    raise NonFiniteError(
-        f"the trace estimate is {trace} at step {step} although the loss is finite; lower the "
-        "learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty out on such "
-        "steps"
-    )

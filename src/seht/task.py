@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from seht import probes as draw
@@ -220,6 +221,34 @@ def refuse_scripted(modules: Sequence[nn.Module], engine: str) -> None:
                 f"{'module ' + repr(name) if name else 'the model'} is scripted, which hides its "
                 f"operators from engine={engine!r}; pass the module as it was before torch.jit"
             )
+
+
+def refuse_parallel(modules: Sequence[nn.Module]) -> None:
+    """Refuse modules that couple devices or ranks within a pass."""
+    for module in modules:
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+            raise RuntimeError(
+                f"{_called(module, modules)} is a DataParallel on {len(module.device_ids)} devices, "
+                "whose replicas run in threads that no decision can be frozen in; use "
+                "DistributedDataParallel, one process for each device"
+            )
+        if isinstance(module, nn.SyncBatchNorm) and module.training and _ranks_of(module) > 1:
+            raise RuntimeError(
+                f"{_called(module, modules)} is a SyncBatchNorm, which mixes the examples of all "
+                "ranks while every rank probes a direction of its own; use BatchNorm, whose "
+                "statistics are each rank's own, or put this layer into evaluation mode on "
+                "penalised steps"
+            )
+
+
+def _called(module: nn.Module, modules: Sequence[nn.Module]) -> str:
+    name = name_of(module, modules)
+    return repr(name) if name else "the model"
+
+
+def _ranks_of(module: nn.SyncBatchNorm) -> int:
+    together = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size(module.process_group) if together else 1
 
 
 def name_of(module: nn.Module, modules: Sequence[nn.Module]) -> str:

@@ -9,7 +9,7 @@ from stepping import FORMS, WEIGHT, assert_gradients, gradients
 from torch import nn
 
 import seht
-from seht.precision.tf32 import shortened
+from seht.precision.policy import shortened
 from seht.tensors.process import unshortened
 
 

@@ -26,11 +26,11 @@ from seht.curvature.softmax import again, log_softmax_dim
 from seht.curvature.unformed import Unformed
 from seht.precision.half_weights import HALVES
 from seht.task import Task
+from seht.tensors.graph import node_of, walk
 from seht.tensors.graph_need import Dropped
-from seht.tensors.nodes import node_of, reached
 from seht.tensors.process import BOUNDARY
+from seht.tensors.shared_memory import shares_memory
 from seht.tensors.trees import mapped
-from seht.tensors.views import shares_memory
 
 
 def boundary(outputs: Any) -> Any:
@@ -111,7 +111,7 @@ class Boundary:
         self._kept = None
         if len(self.outputs) > 1:
             nodes = [node_of(z) for z in self.outputs]
-            found = reached([loss.grad_fn], set())  # past outputs: one may lead to another
+            found = set(walk([loss.grad_fn]))  # past outputs: one may lead to another
             kept = frozenset(place for place, node in enumerate(nodes) if node in found)
             self._kept = kept or None
         return roots
@@ -235,16 +235,8 @@ class Boundary:
         outputs = {z.grad_fn for z in self.outputs if z.grad_fn is not None}
         if self._calls < 2 or not outputs:
             return False
-        seen: set[Any] = set()
-        stack = [parent for node in outputs for parent, _ in node.next_functions]
-        while stack:
-            node = stack.pop()
-            if node in outputs:
-                return True
-            if node is not None and node not in seen:
-                seen.add(node)
-                stack.extend(parent for parent, _ in node.next_functions)
-        return False
+        behind = (parent for node in outputs for parent, _ in node.next_functions)
+        return not outputs.isdisjoint(walk(behind, outputs))
 
     def check(self, curved: bool) -> None:
         """Refuse a boundary behind which nothing is curved: the trace would silently be 0."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.curvature.rearrangement import Rows, follow, signed
-from seht.tensors.nodes import node_of
+from seht.tensors.graph import node_of
 
 _MEAN = 1
 _LINEAR = frozenset(

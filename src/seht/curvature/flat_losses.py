@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seht.guards import warn
-from seht.tensors.nodes import node_of, reached
+from seht.tensors.graph import node_of, walk
 from seht.tensors.solid import is_real_sign
 
 _STEPS = frozenset(f"{name}Backward0" for name in ("Sign", "Floor", "Ceil", "Round", "Trunc"))
@@ -76,7 +76,7 @@ def twice() -> Iterator[None]:
 def make_of(loss: Tensor, outputs: Sequence[Tensor]) -> frozenset[str]:
     """What lies between the outputs and the loss: another loss is to be looked at anew."""
     ends = {node_of(z) for z in outputs}
-    return frozenset(node.name() for node in reached([loss.grad_fn], ends) - ends)
+    return frozenset(node.name() for node in set(walk([loss.grad_fn], ends)) - ends)
 
 
 def look(gradient: Sequence[Tensor | None], outputs: list[Tensor]) -> None:

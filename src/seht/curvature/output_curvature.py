@@ -15,7 +15,7 @@ from seht.curvature.flat_losses import look, make_of, twice
 from seht.curvature.softmax import SoftmaxCurvature
 from seht.operators.orders import refuse_wrong
 from seht.tensors.graph import leaves_of, quiet
-from seht.tensors.nodes import refuse_once
+from seht.tensors.once_differentiable import refuse_once
 from seht.tensors.solid import solid
 
 _BEHIND = (
@@ -129,7 +129,7 @@ def _beyond(
     products: list[Tensor], along: list[Tensor], outputs: list[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """The derivative in leaves that the loss reaches without passing the outputs."""
-    leaves, _ = leaves_of(products, 0, stop=outputs)
+    leaves = leaves_of(products, stop=outputs)
     leaves = [leaf for leaf in leaves if not any(leaf is z for z in outputs)]
     if not leaves:
         return []

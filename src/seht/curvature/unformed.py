@@ -21,8 +21,8 @@ from torch import Tensor
 
 from seht.curvature.rearrangement import Rows, follow
 from seht.operators.table import MOVEMENT, PICKS
+from seht.tensors.shared_memory import version
 from seht.tensors.trees import mapped
-from seht.tensors.views import version
 
 _CONTENT = {"data", "_base", "T", "mT", "H", "mH", "real", "imag"}
 _METADATA = frozenset(

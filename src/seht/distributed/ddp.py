@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seht.distributed.detour import Detour, active, joins, told
-from seht.distributed.ranks import Ranks
+from seht.distributed.ranks import Ranks, grouped
 from seht.errors import NonFiniteError
-from seht.replay.groups import grouped
 
 _MASK64 = (1 << 64) - 1
 

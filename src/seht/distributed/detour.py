@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from seht.distributed.ranks import PenaltyCall
-from seht.replay.groups import grouped
+from seht.distributed.ranks import PenaltyCall, grouped
 from seht.replay.mode import _leave_alone
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure, split
-from seht.tensors.graph import Reached, leaves_of
+from seht.tensors.graph import Reached, leaves_of, walk
 from seht.tensors.process import DDP_FORWARD, DETOUR
 
 _PLAIN, _PENALISED, _LOCAL = range(3)
@@ -151,7 +150,7 @@ class Detour(PenaltyCall):
         # With their own graph the reducer would go through it once more, and where the centre's
         # backward pass is ours (``deferred.py``) it is gone by then.
         tensors = [t for t in _find_tensors(self._outputs) if t.requires_grad]
-        leaves = leaves_of(tensors, 0)[0]
+        leaves = leaves_of(tensors)
         outputs = Reached.apply(*leaves) if leaves else None
         for ddp in wrappers:
             result, outputs = ddp._post_forward((result, outputs))
@@ -166,7 +165,7 @@ class Detour(PenaltyCall):
         rest = [ddp for ddp in self._known if not told & _weights([ddp])]
         if not rest or not isinstance(loss, Tensor) or not loss.requires_grad:
             return []
-        leaves = {id(leaf) for leaf in leaves_of([loss], 0)[0]}
+        leaves = {id(leaf) for leaf in leaves_of([loss])}
         found = [ddp for ddp in rest if leaves & _weights([ddp])]
         if len(_weights(found)) < sum(len(_weights([ddp])) for ddp in found):
             raise RuntimeError(
@@ -240,16 +239,9 @@ def _refuse_settings(ddp: DistributedDataParallel) -> None:
 
 def _refuse_graph(loss: Any) -> None:
     """Refuse a loss whose nested gradients would start what only its backward pass should."""
-    seen: set[Any] = set()
-    stack = [loss.grad_fn] if isinstance(loss, Tensor) else []
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in walk([loss.grad_fn] if isinstance(loss, Tensor) else []):
         if hasattr(node, "_forward_cls"):
             _refuse_node(node, node._forward_cls)
-        stack.extend(parent for parent, _ in node.next_functions)
 
 
 def _refuse_node(node: Any, made_by: Any) -> None:

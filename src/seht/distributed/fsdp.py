@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from seht.distributed.detour import Detour
 from seht.distributed.fsdp_passes import ShardedPasses
-from seht.distributed.ranks import Ranks
+from seht.distributed.ranks import Ranks, grouped
 from seht.distributed.shards import Shards, parallel
 from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
 from seht.precision.half_weights import HALVES
 from seht.replay.centre import record
-from seht.replay.groups import grouped
 from seht.replay.passes import Passes
 from seht.replay.plan import Plan
 from seht.tensors.dtensors import is_dtensor

@@ -26,7 +26,7 @@ from seht.replay.weights import Weights, step_size
 from seht.task import Directions
 from seht.tensors.dtensors import is_dtensor, like, local, place
 from seht.tensors.gradients import Gradient, dense, real, stride_of
-from seht.tensors.graph import Survey, Take, handed_out, refuse_older
+from seht.tensors.graph import Take, handed_out, refuse_older
 
 
 class ShardedWeights(Weights):
@@ -136,23 +136,22 @@ class ShardedPasses(Passes):
         self._refuse_others(centre.buffers)
         super().__init__(plan, centre, shards.hidden)
 
-    def _reached(self, found: Survey) -> tuple[list[Tensor], list[Tensor]]:
+    def _reached(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Leaves are the shards."""
         shards = {id(p.sharded_param): p.sharded_param for p in self.shards.params}
-        cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
-        own = {*self.shards.gathered, *shards, *cut}
-        others = [leaf for leaf in found.leaves if id(leaf) not in own]
-        leaves = [*(w for w in shards.values() if w.requires_grad), *others]
-        return leaves, self._beside_the_model(others)  # a part may not be sharded
+        own = {*self.shards.gathered, *shards}
+        others = [leaf for leaf in leaves if id(leaf) not in own]
+        reached = [*(w for w in shards.values() if w.requires_grad), *others]
+        return reached, self._beside_the_model(others)  # a part may not be sharded
 
-    def _drawn(self, found: Survey, leaves: list[Tensor]) -> dict[str, Tensor]:
+    def _drawn(self, leaves: list[Tensor]) -> dict[str, Tensor]:
         """What is used on one rank counts as used on all."""
         gathered, weights = self.shards.gathered, self.task.weights
         if self.older:
-            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in found.leaves}
+            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in leaves}
             drawn = {n: met.get(id(w), w) for n, w in weights.items()}
             refuse_older(drawn, [self.loss], self._centre.since)
-        reached = {id(gathered.get(id(leaf), leaf)) for leaf in found.leaves}
+        reached = {id(gathered.get(id(leaf), leaf)) for leaf in leaves}
         mask = torch.tensor([float(id(w) in reached) for w in weights.values()])
         uses = self.shards.sum(mask).tolist()
         return {n: w for (n, w), use in zip(weights.items(), uses, strict=True) if use}

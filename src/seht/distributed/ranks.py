@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from seht.replay.centre import record
@@ -19,6 +20,11 @@ from seht.replay.plan import Plan
 from seht.task import Closure
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import quiet
+
+
+def grouped() -> bool:
+    """Whether this process belongs to a group, without which there is no DDP."""
+    return dist.is_available() and dist.is_initialized()
 
 
 class PenaltyCall:

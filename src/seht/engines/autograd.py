@@ -37,7 +37,6 @@ from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
-from seht.replay.groups import refuse_parallel
 from seht.replay.mode import Generators
 from seht.replay.reentry import alone
 from seht.replay.replayer import extra_run
@@ -48,6 +47,7 @@ from seht.task import (
     Task,
     check_loss,
     dot,
+    refuse_parallel,
     refuse_scripted,
     report_unused,
     split,
@@ -55,7 +55,7 @@ from seht.task import (
 from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.nodes import refuse_once
+from seht.tensors.once_differentiable import refuse_once
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 from seht.tensors.solid import solid

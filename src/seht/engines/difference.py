@@ -154,7 +154,7 @@ class DifferenceEngine:
         return passes, found
 
     def _learn(self, plan: StepPlan) -> float | None:
-        self.steps, error = plan.learn()
+        self.steps, self.draws, error = plan.learn()
         return error
 
     def state(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class DifferenceEngine:
 
     def back(self) -> Callable[[], None]:
         """The way back to the steps as they are now."""
-        steps, draws = replace(self.steps), self.draws.copy()
+        steps, draws = replace(self.steps), self.draws
 
         def back() -> None:
             self.steps, self.draws = steps, draws

@@ -19,7 +19,7 @@ _FREE = 8  # checks before they are rationed
 _RATION = 64  # one check in so many uses after that: each costs several plain steps
 
 
-@dataclass
+@dataclass(frozen=True)
 class DrawSteps:
     """The controls by set, and how far each tensor was moved when the step was a good one."""
 
@@ -42,30 +42,21 @@ class DrawSteps:
         control = self.controls.get(names)
         return control is not None and control.looks > 0
 
-    def learn(self, names: Names, control: StepControl, moved: dict[str, float]) -> None:
-        """Take over what a use has shown; ``moved`` are the relative steps, after a check. Of a set
+    def learnt(self, names: Names, control: StepControl, moved: dict[str, float]) -> DrawSteps:
+        """With what a use has shown; ``moved`` are the relative steps, after a check. Of a set
         that nobody has looked at there is nothing to keep.
         """
-        self.uses += 1
         if not (self.known(names) or moved or control.fixed):
-            return
-        self.controls.pop(names, None)
-        self.controls[names] = control
-        while len(self.controls) > _SETS:
-            del self.controls[next(iter(self.controls))]
-        if moved:
-            self.checks += 1
-            for name, size in moved.items():
-                self.reach[name] = max(size, self.reach.get(name, 0.0))
+            return replace(self, uses=self.uses + 1)
+        others = {known: c for known, c in self.controls.items() if known != names}
+        controls = dict([*others.items(), (names, control)][-_SETS:])
+        reach = self.reach | {n: max(size, self.reach.get(n, 0.0)) for n, size in moved.items()}
+        return DrawSteps(controls, reach, self.uses + 1, self.checks + bool(moved))
 
     @property
     def pause(self) -> int:
         """Uses until the next check: none at first, few of them later."""
         return 1 if self.checks < _FREE + self.uses / _RATION else _RATION
-
-    def copy(self) -> DrawSteps:
-        """One that later uses do not touch; its controls are never changed, only replaced."""
-        return DrawSteps(dict(self.controls), dict(self.reach), self.uses, self.checks)
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for ``state_dict``."""

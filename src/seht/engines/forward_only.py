@@ -214,7 +214,7 @@ def _outputs(
     if watch is None and not memory.curved:  # as the trace of the Hessian, 0 is an answer
         curvature.look(set(), third=False)
         memory.saw_curvature()
-    behind = {id(leaf) for leaf in leaves_of([passes.loss], 0, stop=z)[0]}
+    behind = {id(leaf) for leaf in leaves_of([passes.loss], stop=z)}
     passes.tie(behind)
     if watch is not None and passes.tied:
         raise NotAffine

@@ -164,7 +164,7 @@ class _Whole:
         )
         self._curvature = Curvature(loss, z)
         self._boundary.check(self._curvature.curved)
-        behind = {id(leaf) for leaf in leaves_of([loss], 0, stop=z)[0]}
+        behind = {id(leaf) for leaf in leaves_of([loss], stop=z)}
         passes.tie(behind)
         self._curvature.look(looked, third=passes.task.differentiable)
 

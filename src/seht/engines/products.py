@@ -29,13 +29,12 @@ from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.probes import Chosen
 from seht.replay.buffers import BorrowedBuffers
-from seht.replay.groups import refuse_parallel
 from seht.replay.plan import Plan
-from seht.task import Closure, Task, check_loss, refuse_scripted, split
+from seht.task import Closure, Task, check_loss, refuse_parallel, refuse_scripted, split
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import coarser, survey
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.nodes import refuse_once
+from seht.tensors.once_differentiable import refuse_once
 from seht.tensors.solid import solid
 
 _HESSIAN = 'take curvature="hessian", whose products can do without'

@@ -80,15 +80,15 @@ class StepPlan:
             pairs = zip(passes.used, relative, strict=True)
             self._moved = {n: r for n, r in pairs if 0 < r < 1e9}
 
-    def learn(self) -> tuple[StepControl, float | None]:
-        """The engine's control after this use, and the error of this use."""
+    def learn(self) -> tuple[StepControl, DrawSteps, float | None]:
+        """The engine's controls after this use, and the error of this use."""
         control = self._control.used()
         error = control.error
         if self._whole:
-            return control, error
-        self._draws.learn(self._names, control, self._moved)
+            return control, self._draws, error
+        draws = self._draws.learnt(self._names, control, self._moved)
         main = replace(self._main.used(), error=error, warned=control.warned)
         if self._moved:
-            later = main.uses + self._draws.pause - 1
+            later = main.uses + draws.pause - 1
             main = replace(main, kappa=control.kappa, next_check=later)
-        return main, error
+        return main, draws, error

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from seht.tensors.nodes import node_of, reached
+from seht.tensors.graph import node_of, walk
 
 WRONG: dict[str, tuple[int, str]] = {
     "NativeBatchNormBackward": (3, "batch norm"),
@@ -56,11 +56,11 @@ def refuse_wrong(
     A node that none of ``towards`` reaches is differentiated once only, whatever the order.
     """
     ends = {end for tensor in towards if (end := node_of(tensor)) is not None}
-    for node in reached([root.grad_fn for root in roots], ends):
+    for node in walk([root.grad_fn for root in roots], ends):
         first, what = WRONG.get(node.name().rstrip("0123456789"), (order + 1, ""))
         if first > order or not getattr(node, "_saved_training", True):
             continue  # with running statistics a batch norm is a product
-        if not ends.isdisjoint(reached([node], ends)):
+        if not ends.isdisjoint(walk([node], ends)):
             nth = {2: "second", 3: "third"}[order]
             raise RuntimeError(
                 f"{what} ({node.name()}) {why} has no double backward that is right: its {nth} "

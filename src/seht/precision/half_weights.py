@@ -34,11 +34,6 @@ _PRODUCTS = dict.fromkeys(
 _KEEP = REGISTER | {torch.Tensor.copy_, torch.Tensor.data.__set__}  # type: ignore[attr-defined]
 
 
-def in_half(task: Task) -> bool:
-    """Whether a drawn weight is in half precision."""
-    return any(w.dtype in HALVES for w in task.weights.values())
-
-
 def widened(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """A call with float32 in place of half precision, also where that is named (``x.half()``)."""
     if func in _KEEP:  # what is written into keeps its type, and a hook its tensor

@@ -19,12 +19,11 @@ from torch._guards import CompileContext
 from torch.overrides import TorchFunctionMode
 
 from seht.errors import unknown
-from seht.precision.half_weights import HALVES, Copies, in_half, wide, widened
-from seht.precision.tf32 import shortened
+from seht.precision.half_weights import HALVES, Copies, wide, widened
 from seht.task import Task
 from seht.tensors.deferred import Deferred, normalised
 from seht.tensors.graph import coarser, leaves_of
-from seht.tensors.process import AUTOCAST, STRICT, unshortened
+from seht.tensors.process import AUTOCAST, PRODUCTS, STRICT, unshortened
 from seht.tensors.trees import mapped
 
 PRECISIONS = ("full", "native")
@@ -33,6 +32,7 @@ FP16_SCALE = 2.0**10
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 DEVICES = tuple(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
+_BACKENDS = {"cuda": "cuda", "mkldnn": "cpu"}
 any_autocast = torch._C._is_any_autocast_enabled
 
 
@@ -41,6 +41,21 @@ def autocasts() -> list[tuple[str, torch.dtype]]:
     if not any_autocast():
         return []
     return [(k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k)]
+
+
+def shortened(kinds: set[str]) -> torch.dtype | None:
+    """How float32 products are shortened on these devices: float16 for TF32, bfloat16, or None."""
+    old, new = PRODUCTS.read()
+    found = {value for (backend, _), value in new.items() if _BACKENDS[backend] in kinds}
+    if not new and old is not None:  # an older PyTorch
+        matmul, *tf32 = old
+        if "cuda" in kinds and any(tf32):
+            found.add("tf32")
+        if "cpu" in kinds and matmul == "medium":
+            found.add("bf16")
+    if "bf16" in found:
+        return torch.bfloat16
+    return torch.float16 if "tf32" in found else None
 
 
 def check_precision(precision: str) -> str:
@@ -171,7 +186,7 @@ class Precision:
 
     def handed_on(self, roots: list[Tensor], keep: bool = False) -> list[Tensor]:
         """The same values, whose gradients go to the originals of the copies."""
-        leaves = leaves_of([r for r in roots if r.requires_grad], 0)[0]
+        leaves = leaves_of([r for r in roots if r.requires_grad])
         self.check_leaves(leaves)
         found = Deferred.apply(self, keep, roots, leaves, *self.targets(leaves))
         return list(found[: len(roots)])
@@ -213,7 +228,8 @@ class Precision:
 @contextmanager
 def prepared(task: Task, precision: str) -> Iterator[tuple[Task, Precision]]:
     """Around an estimate: the task to run instead, on float32 weights, and how to run it."""
-    copies = Copies(task) if in_half(task) else None
+    half = any(w.dtype in HALVES for w in task.weights.values())
+    copies = Copies(task) if half else None
     ready = Precision(precision, copies)
     if copies is None:
         with ready.around(task.weights.values()):

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seht.errors import KinkError
-from seht.tensors.views import root_of, shares_memory
+from seht.tensors.shared_memory import root_of, shares_memory
 
 _NO_WRITES = frozenset(
     {torch.Tensor.requires_grad_, torch.Tensor.detach_, torch.Tensor.share_memory_}
 )
 
 
+@dataclass
 class Aliases:
     """The detached tensors of a pass, and what they were taken from."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], ...]] = {}
+    _known: dict[int, tuple[weakref.ref[Tensor], ...]] = field(default_factory=dict)
 
     def note(self, x: Any, out: Any) -> bool:
         """Take up ``out``, detached from ``x``; whether they share their memory."""

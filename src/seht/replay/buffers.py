@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from seht.replay.groups import refuse_parallel
+from seht.task import refuse_parallel
 from seht.tensors.process import MODULE_CALLS
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure
 from seht.tensors.process import OPTIMIZER_STEPS
-from seht.tensors.views import version
+from seht.tensors.shared_memory import version
 
 
 class Guarded:

@@ -7,6 +7,7 @@ a constant. Such results are followed by hand, from the inputs on, which do requ
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -15,11 +16,11 @@ from seht.operators.rules import depends
 from seht.tensors.trees import tensors
 
 
+@dataclass
 class Intermediates:
     """The intermediate results that are still alive."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[Tensor]] = {}
+    _known: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
 
     def holds(self, args: Any, kwargs: Any) -> bool:
         """Whether one of them is among the arguments."""

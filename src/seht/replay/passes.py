@@ -23,7 +23,6 @@ from seht.task import Directions, Probe, check_loss, report_unused, split
 from seht.tensors.deferred import Deferred
 from seht.tensors.gradients import Gradient, inner
 from seht.tensors.graph import (
-    Survey,
     first_uses,
     leaves_of,
     mark,
@@ -51,9 +50,12 @@ class Passes:
         self.hooked = centre.hooked
         found = survey(centre.roots, centre.since)
         self.coarsest, self.older = found.coarsest, found.older
-        reached, made = self._reached(found)
+        # Outputs that were cut off are no leaves of the user's.
+        cut = {id(z) for z in self._outputs()}
+        leaves = [leaf for leaf in found.leaves if id(leaf) not in cut]
+        reached, made = self._reached(leaves)
         self.precision.check_leaves(reached)
-        self.used = self._drawn(found, reached)
+        self.used = self._drawn(leaves)
         """The drawn tensors that the loss depends on."""
         self.unused = report_unused(task, [n for n in task.weights if n not in self.used])
         if not task.differentiable:  # the value needs no other gradient
@@ -69,11 +71,8 @@ class Passes:
         self._signs: tuple[Probe, Signs] | None = None
         self._watch = plan.watch
 
-    def _reached(self, found: Survey) -> tuple[list[Tensor], list[Tensor]]:
+    def _reached(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """What the loss depends on, and what of that is none of the model's."""
-        # Outputs that were cut off are no leaves of the user's.
-        cut = {id(z) for z in self.boundary.outputs} if self.boundary is not None else set()
-        leaves = [leaf for leaf in found.leaves if id(leaf) not in cut]
         return leaves, self._beside_the_model(leaves)
 
     def _beside_the_model(self, leaves: list[Tensor]) -> list[Tensor]:
@@ -85,7 +84,7 @@ class Passes:
         refuse_others(self.task.weights, made)
         return made
 
-    def _drawn(self, found: Survey, leaves: list[Tensor]) -> dict[str, Tensor]:
+    def _drawn(self, leaves: list[Tensor]) -> dict[str, Tensor]:
         """The drawn tensors that the loss depends on."""
         if self.older:
             refuse_older(self.task.weights, [self.loss], self._centre.since)
@@ -106,7 +105,7 @@ class Passes:
         if prefix is None or self.hooked or not prefix.intact():
             return None
         drawn = {id(w) for w in self.used.values()}
-        leaves, _ = leaves_of([t for t in prefix.results() if t.requires_grad], 0)
+        leaves = leaves_of([t for t in prefix.results() if t.requires_grad])
         return None if any(id(leaf) in drawn for leaf in leaves) else prefix
 
     def refuse_hooks(self) -> None:

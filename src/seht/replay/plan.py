@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from seht.persample.errors import refuse_compiled
 from seht.persample.memory import Memory
 from seht.precision.policy import Precision
-from seht.replay.groups import refuse_parallel
-from seht.task import Task, refuse_scripted
+from seht.task import Task, refuse_parallel, refuse_scripted
 from seht.tensors.graph_need import Dropped
 
 

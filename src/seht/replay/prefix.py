@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from seht.operators.operator import IN_PLACE
+from seht.tensors.shared_memory import root_of, version
 from seht.tensors.trees import StandIns, copies, stand_in, tensors
-from seht.tensors.views import root_of, version
 
 
 class Prefix:

@@ -29,8 +29,8 @@ from seht.replay.prefix import Prefix
 from seht.replay.witness import Witness, name
 from seht.tensors.layouts import Layout, layout_of
 from seht.tensors.process import ASKED
+from seht.tensors.shared_memory import root_of, shares_memory, version
 from seht.tensors.trees import copies, tensors
-from seht.tensors.views import root_of, shares_memory, version
 
 SWITCH = torch._C._set_grad_enabled
 ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]

@@ -25,8 +25,8 @@ from seht.operators.operator import IN_PLACE
 from seht.operators.rules import depends
 from seht.operators.table import RANDOM
 from seht.tensors.layouts import layout_of
+from seht.tensors.shared_memory import root_of, version
 from seht.tensors.trees import tensors
-from seht.tensors.views import root_of, version
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _SAMPLE = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,31 +19,36 @@ def mark() -> int:
     return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
 
 
-def leaves_of(
-    roots: Sequence[Tensor], since: int, stop: Sequence[Tensor] = ()
-) -> tuple[list[Tensor], bool]:
-    """Every leaf that the roots depend on, and whether their graph is older than ``since``.
-
-    All of them, not only the model's: a second module, an input, a captured parameter receive
-    their share of the penalty's gradient too. An older graph belongs to the user (features that
-    were computed before the closure) and must survive our passes. The walk does not go past
-    ``stop``.
-    """
-    leaves: list[Tensor] = []
-    older = False
-    seen: set[Any] = {tensor.grad_fn for tensor in stop if tensor.grad_fn is not None}
-    stack = [root.grad_fn for root in roots]
+def walk(start: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
+    """Every node behind these, each once, and not past the ``ends``."""
+    seen: set[Any] = set()
+    stack = list(start)
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, _LEAF):
-            leaves.append(node.variable)
-        elif node._sequence_nr() < since:
-            older = True
-        stack.extend(parent for parent, _ in node.next_functions)
-    return leaves, older
+        yield node
+        if node not in ends:
+            stack.extend(parent for parent, _ in node.next_functions)
+
+
+def node_of(tensor: Tensor) -> Any:
+    """What stands for a tensor in a graph; None where it has no place in one."""
+    if tensor.grad_fn is not None or not tensor.requires_grad:
+        return tensor.grad_fn
+    return torch.autograd.graph.get_gradient_edge(tensor).node
+
+
+def leaves_of(roots: Sequence[Tensor], stop: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Every leaf that the roots depend on, not past ``stop``.
+
+    All of them, not only the model's: a second module, an input, a captured parameter receive
+    their share of the penalty's gradient too.
+    """
+    ends = {tensor.grad_fn for tensor in stop if tensor.grad_fn is not None}
+    nodes = walk((root.grad_fn for root in roots), ends)
+    return [node.variable for node in nodes if isinstance(node, _LEAF)]
 
 
 _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32}
@@ -57,7 +62,9 @@ class Survey:
     leaves: list[Tensor]
     """As in :func:`leaves_of`."""
     older: bool
-    """Whether the graph is older than the walk was asked for."""
+    """Whether a part of the graph is older than the closure: it belongs to the user (features that
+    were computed before) and must survive our passes.
+    """
     coarsest: torch.dtype | None
     """The least precise type that a gradient passes through on its way from the roots.
 
@@ -108,19 +115,11 @@ def first_uses(roots: Sequence[Tensor]) -> list[Tensor]:
     Unlike the order of a walk it does not depend on what a replayed operation is made of.
     """
     found: dict[Any, tuple[int, int]] = {}
-    seen: set[Any] = set()
-    stack = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in walk(root.grad_fn for root in roots):
         for place, (parent, _) in enumerate(node.next_functions):
             if isinstance(parent, _LEAF):
                 use = (node._sequence_nr(), place)
                 found[parent] = min(found.get(parent, use), use)
-            else:
-                stack.append(parent)
     return [leaf.variable for leaf in sorted(found, key=found.__getitem__)]
 
 

@@ -1,4 +1,7 @@
-"""Parameters that lie in one memory: a step along one of them moves the other, too."""
+"""Which tensors lie in one memory, and how often it was written into.
+
+Of parameters in one memory a step along one moves the other, too: they are refused.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,22 @@ from torch import Tensor, nn
 _Known = tuple[tuple[int, ...], list[tuple[int, int]]]
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 """Where the parameters of a model lay when last seen, and the places of those that overlap."""
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was written into; inference tensors do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def root_of(tensor: Tensor) -> Tensor:
+    """The tensor that a view looks at, or the tensor itself."""
+    base = None if tensor.is_inference() else tensor._base
+    return tensor if base is None else base
+
+
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether one is a view or an alias of the other."""
+    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
 
 
 def refuse_shared(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seht.tensors.nodes import reached
+from seht.tensors.graph import walk
 
 _MARK = "seht.solid"
 
@@ -21,7 +21,7 @@ _MARK = "seht.solid"
 def solid(tensors: Iterable[Tensor | None]) -> None:
     """Make these safe to differentiate further."""
     roots = [t.grad_fn for t in tensors if t is not None]
-    for node in reached(roots, set()):
+    for node in walk(roots):
         if is_real_sign(node) and _MARK not in node.metadata:
             node.metadata[_MARK] = True
             node.register_hook(_nothing)

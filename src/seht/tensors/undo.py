@@ -39,7 +39,7 @@ def gathered(total: Tensor, scaler: Any = None) -> Tensor:
     with some of the leaves served and the others not. With a ``scaler`` the pass runs at its scale,
     where half precision does not underflow.
     """
-    leaves = leaves_of([total], 0)[0]
+    leaves = leaves_of([total])
     scale = torch.ones_like(total) if scaler is None else scaler.scale(torch.ones_like(total))
     with own_gradients(), quiet(leaves):
         gradients = torch.autograd.grad(total, leaves, scale, allow_unused=True)
@@ -52,7 +52,7 @@ def kept_gradients(total: Tensor) -> Iterator[None]:
     """Around the backward pass of such a scalar: if a hook of the user's fails, ``.grad`` is as it
     was. Copies are made only where there are hooks.
     """
-    leaves = leaves_of([total], 0)[0]
+    leaves = leaves_of([total])
     before, hooked = [(leaf, leaf.grad) for leaf in leaves], _hooked(leaves)
     copies = [g.clone() if g is not None and hooked else None for _, g in before]
     try:

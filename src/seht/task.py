@@ -228,8 +228,8 @@ def refuse_parallel(modules: Sequence[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise RuntimeError(
-                f"{_called(module, modules)} is a DataParallel on {len(module.device_ids)} devices, "
-                "whose replicas run in threads that no decision can be frozen in; use "
+                f"{_called(module, modules)} is a DataParallel on {len(module.device_ids)} "
+                "devices, whose replicas run in threads that no decision can be frozen in; use "
                 "DistributedDataParallel, one process for each device"
             )
         if isinstance(module, nn.SyncBatchNorm) and module.training and _ranks_of(module) > 1:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from seht import probes as draw
 from seht.curvature.output_curvature import Curvature
 from seht.distributed import LOCAL
-from seht.engines.step_size import START
+from seht.engines.step_size import OF_LOSSES
 from seht.errors import ExampleError
 from seht.estimators import SehtH, SehtS
 from seht.operators.affine import Affine, NotAffine
@@ -45,15 +45,6 @@ from seht.tensors.graph_need import dropping, wants_graph
 from seht.tensors.interrupts import uninterrupted
 from seht.tensors.process import unshortened
 from seht.tensors.random_state import RandomState
-
-KAPPA = {
-    ("hessian", torch.float64): 1e-3,
-    ("hessian", torch.float32): 1e-2,
-    ("ggn", torch.float64): 1e-6,
-    ("ggn", torch.float32): 3e-3,
-}
-KAPPA |= {key: kappa for key, kappa in START.items() if key[1] in HALVES}
-"""The relative step by curvature and dtype: larger than for gradients, as losses round more."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class Replicates:
     n: int | None
     """The number of examples, where each had a probe of its own."""
     affine: bool = False
-    """Whether the trace of the Hessian was had as that of the Gauss-Newton matrix, its equal."""
+    """Whether the Hessian's trace was taken from the Gauss-Newton matrix, whose trace is equal."""
 
 
 def replicates(
@@ -169,13 +160,13 @@ def _measured(
 def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
     dtype = next(iter(passes.used.values())).dtype
     curvature = passes.task.curvature
-    if (curvature, dtype) not in KAPPA or dtype in HALVES:
+    if (curvature, dtype) not in OF_LOSSES or dtype in HALVES:
         raise TypeError(
             f"measuring needs float32 or float64 weights, not {dtype}; call model.float() first"
         )
     # The model may cast to less inside, and the loss is a difference's raw material here.
     dtype = coarser(coarser(dtype, passes.coarsest), passes.loss.dtype)
-    return passes.weights.step(sigma, stretch * KAPPA[curvature, dtype])
+    return passes.weights.step(sigma, stretch * OF_LOSSES[curvature, dtype])
 
 
 def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None) -> Replicates:

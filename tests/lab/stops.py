@@ -7,14 +7,14 @@ import time
 import pytest
 from small import outcome, rows, start, train
 
-from seht.lab.progress import Silence
+from seht.lab.progress import Watch
 
 
 class Stopped(BaseException):
     """Not an Exception: nothing in the library may hold it up."""
 
 
-class StopAt(Silence):
+class StopAt(Watch):
     def __init__(self, step):
         self.at = step
 

@@ -75,13 +75,9 @@ PAIRS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # a few steps warn of many things
-@pytest.mark.parametrize("name, method", PAIRS)
-def test_it_runs(name, method, stand_ins, tmp_path, monkeypatch):
-    made = brief(name)
-    package = PACKAGES.get(made.data.name)
-    if package is not None and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+@pytest.fixture
+def official(stand_ins, monkeypatch):
+    """The directory, whose files are taken for the official ones."""
     monkeypatch.setattr(
         files,
         "find",
@@ -89,16 +85,31 @@ def test_it_runs(name, method, stand_ins, tmp_path, monkeypatch):
             key: Path(place, file.path) for key, file in files.SOURCES[what].files.items()
         },
     )
+    return stand_ins
+
+
+def test_gpt_small_on_wikitext(official, tmp_path):
+    made = override(brief("gpt-small"), {"data.name": "wikitext2"})
+    assert train(made, "weight-decay", 0, tmp_path, data_dir=official).done
+
+
+@pytest.mark.filterwarnings("ignore")  # a few steps warn of many things
+@pytest.mark.parametrize("name, method", PAIRS)
+def test_it_runs(name, method, official, tmp_path, monkeypatch):
+    made = brief(name)
+    package = PACKAGES.get(made.data.name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     monkeypatch.setattr(features, "POOL", 60)
     monkeypatch.setattr(features, "TEST", 20)
     message = None if method == TUNED else refused(made, method)
     if message is not None:
         with pytest.raises(RunError, match=message):
-            train(made, method, 0, tmp_path / "run", data_dir=stand_ins)
+            train(made, method, 0, tmp_path / "run", data_dir=official)
         assert not (tmp_path / "run").exists()
         return
     if method != TUNED and "warmup" in options(method):
         method += "(warmup=0)"  # the recipe's may be longer than this run
-    result = train(made, method, 0, tmp_path / "run", data_dir=stand_ins)
+    result = train(made, method, 0, tmp_path / "run", data_dir=official)
     assert result.done, result.reason
     assert {"test_loss", "valid_loss"} <= result.metrics["last"].keys()

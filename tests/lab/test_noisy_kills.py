@@ -25,6 +25,8 @@ def undisturbed(tmp_path_factory):
     expected = outcome(out / "c")
     assert len(expected["table.csv"]) == 3 and rows(out / "c") == ROWS
     assert len(expected["grid.json"]["candidates"]) == 2
+    # A tuned weight takes a training before the one that judges; the third row has the first's.
+    assert list(expected["grid.json"]["runs"].values()) == [2, 1, 2]
     return expected
 
 

@@ -80,3 +80,11 @@ def test_a_training_too_short_for_a_path(tmp_path, capsys):
     assert compare(tmp_path, methods, "--refit", "--epochs", "2") == 2
     told = capsys.readouterr().err.strip()
     assert "has not begun to move in 4 steps" in told and "\n" not in told
+
+
+def test_a_failed_training_leaves_its_row_out_and_the_others_finish(tmp_path, capsys):
+    methods = "weight-decay(weight=0),seht-h(weight=tuned,warmup=2,every=1)"
+    assert compare(tmp_path, methods, "--refit", "--optim.lr", "1e30") == 0
+    told = capsys.readouterr().out
+    assert "left out: seht-h(" in told and "held-out examples failed: " in told
+    assert list(results(tmp_path, "runs")) == ["weight-decay_weight=0.0"]  # failed, too

@@ -6,6 +6,7 @@ command goes on, and ends with the same table.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -90,9 +91,15 @@ class Comparison:
             recipe, entry.method, self.seeds[0], data_dir=how.data_dir, device=how.device
         )
 
-    def trials(self) -> list[Trial]:
+    def trials(self, say: Say = print) -> list[Trial]:
         """All methods of a seed, then the next seed: pairs are complete early."""
-        return [self.trial(entry, seed) for seed in self.seeds for entry in self.entries]
+        made = []
+        for seed, entry in itertools.product(self.seeds, self.entries):
+            try:
+                made.append(self.trial(entry, seed))
+            except refit.NoPathError as error:
+                say(f"left out: {error}; --retry runs it again")
+        return made
 
     def claim(self) -> None:
         """Make the directory this comparison's, or see that its recipe is the one there."""
@@ -150,7 +157,7 @@ def compare(
         if comparison.refit and (firsts := refit.firsts(comparison)):
             say(f"tuning {len(firsts)} runs with held-out examples, which are then gone again")
             run(firsts, scheduler, say)
-        run(comparison.trials(), scheduler, say)
+        run(comparison.trials(say), scheduler, say)
         if costs:
             cost.complete(comparison, say)
         return report.write(comparison.out, power)

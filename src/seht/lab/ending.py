@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
-from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate, in_float
+from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate, in_float, judging
 from seht.lab.robustness import NOISE, robustness
 from seht.lab.spectrum import EXAMPLES
 from seht.lab.training import Training
@@ -68,22 +66,16 @@ def rises(training: Training) -> dict[str, float]:
     model, text = in_float(training.bare), training.recipe.task == "text"
     shares = [share / 100 for share in NOISE]
     batches = list(training.data.eval_batches("train", EXAMPLES))
-    was = model.training
-    model.eval()
-    try:
-        # cuDNN's recurrent layers have no backward pass in eval mode.
-        with torch.backends.cudnn.flags(enabled=False):
-            measured = seht.measure.robustness(
-                model,
-                loss_fn,
-                batches,
-                bits=(),
-                noise=shares,
-                seed=training.seed,
-                batch_dim=int(text),
-            )
-    finally:
-        model.train(was)
+    with judging(model):
+        measured = seht.measure.robustness(
+            model,
+            loss_fn,
+            batches,
+            bits=(),
+            noise=shares,
+            seed=training.seed,
+            batch_dim=int(text),
+        )
     found = {}
     for share, noise in zip(NOISE, measured.noise.values(), strict=True):
         found[f"train_rise_noise{share}"] = noise.rise

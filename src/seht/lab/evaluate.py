@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import seht
 from seht.lab import calibration
 from seht.lab.methods.base import Batch
 from seht.lab.methods.loss import detached
+from seht.measure.keep import evaluating
 
 TRACE_EXAMPLES = 1000
 LOSS_EXAMPLES, LOSS_TOKENS = 1000, 20_000
@@ -30,12 +32,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str,
     Of both ``ece``, the calibration error in per cent (:mod:`seht.lab.calibration`). The perplexity
     is the exponential of the plain cross-entropy per token. Empty without batches.
     """
-    was = model.training
-    model.eval()
     totals: list[Tensor] = []
     tallies: list[Tensor] = []
     hidden, count = None, 0
-    try:
+    with evaluating(model):
         for batch in batches:
             logits, hidden = forward(model, batch, hidden)
             labels = batch.y.flatten()
@@ -44,8 +44,6 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str,
             totals.append(torch.stack([loss.double(), places[:, 0].sum(), places.sum()]))
             tallies.append(calibration.tally(logits, labels))
             count += len(labels)
-    finally:
-        model.train(was)
     if not totals:
         return {}
     loss, first, five = (torch.stack(totals).sum(0) / count).tolist()
@@ -63,6 +61,13 @@ def forward(model: nn.Module, batch: Batch, hidden: Any = None) -> tuple[Tensor,
     return logits.flatten(0, 1), detached(hidden)
 
 
+@contextmanager
+def judging(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for derivatives, which cuDNN's recurrent layers do not have in it."""
+    with evaluating(model), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
 def in_float(model: nn.Module) -> nn.Module:
     """The model, or a copy in float32: second derivatives drown in half precision's rounding."""
     low = any(w.dtype in (torch.float16, torch.bfloat16) for w in model.parameters())
@@ -77,21 +82,15 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
     """
     batches = list(batches)
     sizes = [batch.y.numel() for batch in batches]
-    was = model.training
-    model.eval()
-    try:
-        # cuDNN's recurrent layers have no backward pass in eval mode.
-        with torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
-            traces = [
-                sum(
-                    size / sum(sizes) * seht.hessian_trace(model, closure, probes=1, seed=p).item()
-                    for size, closure in zip(sizes, _closures(model, batches), strict=True)
-                )
-                for p in range(seed * TRACE_PROBES, (seed + 1) * TRACE_PROBES)
-            ]
-            squares = [weight.double().square().sum().item() for weight in model.parameters()]
-    finally:
-        model.train(was)
+    with torch.no_grad(), judging(model):
+        traces = [
+            sum(
+                size / sum(sizes) * seht.hessian_trace(model, closure, probes=1, seed=p).item()
+                for size, closure in zip(sizes, _closures(model, batches), strict=True)
+            )
+            for p in range(seed * TRACE_PROBES, (seed + 1) * TRACE_PROBES)
+        ]
+        squares = [weight.double().square().sum().item() for weight in model.parameters()]
     trace = {
         "estimate": statistics.fmean(traces),
         "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),

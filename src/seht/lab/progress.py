@@ -6,11 +6,11 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 
-class Watch(Protocol):
-    """What a run tells while it goes."""
+class Watch:
+    """What a run tells while it goes; by itself it takes no notice."""
 
     def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """The run starts, or goes on, at that step."""
@@ -28,26 +28,7 @@ class Watch(Protocol):
         """The run has ended, or failed."""
 
 
-class Silence:
-    """Nobody watches."""
-
-    def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """See :class:`Watch`."""
-
-    def step(self, step: int) -> None:
-        """See :class:`Watch`."""
-
-    def figures(self, means: Mapping[str, float]) -> None:
-        """See :class:`Watch`."""
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        """See :class:`Watch`."""
-
-    def close(self) -> None:
-        """See :class:`Watch`."""
-
-
-class Lines(Silence):
+class Lines(Watch):
     """A line per epoch, but no more than one a second."""
 
     def __init__(self, label: str) -> None:
@@ -67,7 +48,7 @@ class Lines(Silence):
             print(f"{self.label}: epoch {row['epoch']}/{self.epochs}, {say(row)}", flush=True)
 
 
-class Bar(Silence):
+class Bar(Watch):
     """A bar with losses, trace and the time left."""
 
     def __init__(self, label: str, *, transient: bool = False) -> None:

@@ -22,6 +22,10 @@ FOLDER = "tuned"
 """Of the trainings that paths are taken from, which do not see the test set."""
 
 
+class NoPathError(RunError):
+    """A run that cannot be made, as the one before it has failed."""
+
+
 def whole(recipe: Recipe) -> Recipe:
     """The recipe with its validation examples among those that it trains on."""
     data = recipe.data
@@ -81,7 +85,7 @@ def again(comparison: Comparison, entry: Entry, trial: Trial) -> Trial:
         result = first(comparison, entry, trial.seed).finished()
         if result is None or not result.done:
             reason = "has not ended" if result is None else f"failed: {result.reason}"
-            raise RunError(
+            raise NoPathError(
                 f"{entry.name}, seed {trial.seed}: the training with held-out examples {reason}"
             )
         paths = result.paths or {}

@@ -21,7 +21,7 @@ from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.places import check_run
-from seht.lab.progress import Silence, Watch
+from seht.lab.progress import Watch
 from seht.lab.ranks import join
 from seht.lab.records import Record, Result, RunError, fingerprint, write
 from seht.lab.schedule import rate
@@ -49,7 +49,7 @@ def run(
     """
     recipe, how = trial.recipe, trial.execution
     ranks = join(how.device, devices, recipe.precision)
-    watch = watch if watch is not None and ranks.leads else Silence()
+    watch = watch if watch is not None and ranks.leads else Watch()
     record = Record(trial.out)
     config = trial.describe(ranks.count)
     with ExitStack() as held:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seht.lab import refit
 from seht.lab.config import Recipe
 from seht.lab.grids import grid_of, thinned
 from seht.lab.methods.parse import read, written
@@ -145,7 +146,8 @@ class _Search:
             ]
             self.say(f"chosen: {best.name}")
         own = len(row) * len(self.seeds) if len(row) > 1 else 0
-        self.runs[best.name] = before + own
+        tuned = self.comparison.refit and bool(refit.tuned(best))  # trained with held-out examples
+        self.runs[best.name] = before + own + tuned
         return best
 
 

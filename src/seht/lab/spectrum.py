@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
+from seht.lab.evaluate import judging
 from seht.lab.methods.base import Batch
 
 EXAMPLES = 200
@@ -37,11 +37,8 @@ def spectrum(
         return {}
     size = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     kept = list(batches)
-    was = model.training
-    model.eval()
     try:
-        # cuDNN's recurrent layers have no second derivative.
-        with torch.backends.cudnn.flags(enabled=False):
+        with judging(model):
             found = stability(
                 model,
                 loss_fn,
@@ -56,8 +53,6 @@ def spectrum(
             )
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         return {"stability": {"verdict": "undecided", "reason": " ".join(str(error).split())}}
-    finally:
-        model.train(was)
     ends = found.eigenvalues
     numbers = found.as_dict()
     return {

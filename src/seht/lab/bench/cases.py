@@ -199,7 +199,15 @@ _VOCABULARY: dict[str, tuple[Sizes, Sizes, int]] = {
     "mini": _lm(200, 16, 4, context=16, width=16, layers=2),
     "tiny": _lm(40, 8, 4, context=8, width=8, layers=1, heads=2),
 }
-_FINE_TUNING = frozenset({"plain", "ggn/scalar", "ggn/lean", "hessian/lean"})
+_LARGE = Case(
+    "small GPT with the vocabulary of GPT-2",
+    models.GPT,
+    _text,
+    1,
+    _VOCABULARY,
+    rows=frozenset({"plain", "ggn/scalar", "ggn/lean", "hessian/lean"}),
+    adamw=True,
+)
 
 CASES: dict[str, Case] = {
     "resnet18": Case(
@@ -282,22 +290,6 @@ CASES: dict[str, Case] = {
             "tiny": ({"width": 6}, {}, 16),
         },
     ),
-    "gpt-large-vocabulary": Case(
-        "small GPT with the vocabulary of GPT-2",
-        models.GPT,
-        _text,
-        1,
-        _VOCABULARY,
-        rows=_FINE_TUNING,
-        adamw=True,
-    ),
-    "gpt-large-vocabulary-lora": Case(
-        "LoRA on the same",
-        _adapted,
-        _text,
-        1,
-        _VOCABULARY,
-        rows=_FINE_TUNING,
-        adamw=True,
-    ),
+    "gpt-large-vocabulary": _LARGE,
+    "gpt-large-vocabulary-lora": replace(_LARGE, title="LoRA on the same", build=_adapted),
 }

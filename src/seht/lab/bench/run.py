@@ -6,7 +6,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from seht.lab.bench.compiled import run_compiled
 from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, brief, fill
 from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.runners import Penalty, Runner
+from seht.lab.training import repeatable
 
 
 def to_stderr(text: str) -> None:
@@ -32,7 +32,7 @@ def bench(
     """Measure these models (all by default)."""
     start = time.perf_counter()
     benches = [_Bench(name, settings, say, start + settings.total) for name in names or CASES]
-    with _threads(settings.threads), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with repeatable(settings.threads), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", PenaltyWarning)  # of weights that no training would use
         # Time first, for all models: where time is short, it is the last to be left out.
         for what in ("time", "compiled", "memory", "error", "variance"):
@@ -222,13 +222,3 @@ class _Bench:
             self.found.row(row.key).notes.append(
                 f"its mean gradient is {offset:.2g} times the length of {trace}'s away from it"
             )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -74,10 +74,3 @@ def execution_of(arguments: argparse.Namespace) -> Execution:
 
     names = ("data_dir", "device", "save_every", "retry")
     return Execution(**{name: getattr(arguments, name) for name in names})
-
-
-def method_of(text: str) -> Any:
-    """A method from its text."""
-    from seht.lab.methods.parse import parse
-
-    return parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from seht.lab.commands.reading import chosen_recipe, method_of
+from seht.lab.commands.reading import chosen_recipe
 
 if TYPE_CHECKING:
     from seht.lab.compare import Entry
@@ -75,8 +75,9 @@ def _entry(
     recipe: Recipe, text: str, changes: dict[str, str] | None = None, over_decay: bool = False
 ) -> Entry:
     from seht.lab.compare import Entry
+    from seht.lab.methods.parse import parse
 
-    spec = method_of(text)
+    spec = parse(text)
     spec.build(recipe)  # what does not fit is said now, not after an hour
     said = ",".join(f"{name}={value}" for name, value in (changes or {}).items())
     return Entry(spec, recipe, said, over_decay)

@@ -9,7 +9,7 @@ from typing import Any
 from seht.commands.numbers import SEED, whole
 from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
-from seht.lab.commands.reading import chosen_recipe, execution_of, method_of, read
+from seht.lab.commands.reading import chosen_recipe, execution_of, read
 from seht.lab.commands.told import told
 
 TRAIN = """\
@@ -50,9 +50,10 @@ def run_train(arguments: argparse.Namespace) -> int:
     """Train, and say where the results are."""
     need("lab", "seht train")
     from seht.lab import progress
+    from seht.lab.methods.parse import parse
     from seht.lab.ranks import leads
 
-    recipe, spec = read(lambda: (chosen_recipe(arguments), method_of(arguments.method)))
+    recipe, spec = read(lambda: (chosen_recipe(arguments), parse(arguments.method)))
     read(lambda: spec.build(recipe))  # what does not fit is said before the first file is made
     default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
     out = Path(arguments.out or default)

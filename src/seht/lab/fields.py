@@ -23,7 +23,7 @@ from seht.lab.config import Recipe
 from seht.lab.values import from_plain, from_text, words
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
-_OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness", "curve"}
+OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness", "curve"}
 # Added after runs had been recorded: at its default a field is no part of what a run is, so that
 # those of before go on.
 _LATER = frozenset(
@@ -91,7 +91,7 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
         part, _, leaf = name.rpartition(".")
         (values[part] if part else values)[leaf] = value
     # Of a text data.validation cuts the test split too.
-    if changed - (_OURS - {"data.validation"} if recipe.task == "text" else _OURS):
+    if changed - (OURS - {"data.validation"} if recipe.task == "text" else OURS):
         values["paper"] = None
     return from_dict(values)
 

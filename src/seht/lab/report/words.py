@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
+from seht.lab.fields import OURS
 from seht.lab.report.columns import columns, trace_in_words
 from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
 from seht.lab.report.rows import BETTER, WORSE, ReportTable
@@ -132,12 +133,10 @@ def _about_paper(theirs: paper.Table) -> Iterator[tuple[str, str]]:
         yield "published elsewhere", "; ".join(theirs.elsewhere) + "."
 
 
-_HARMLESS = {"threads", "precision", "eval_batch", "spectrum", "robustness"}
-
-
 def other_recipe(table: ReportTable) -> str | None:
     """A warning, where the paper's figures stand beside those of a recipe that is not its own."""
-    changed = {k: v for k, v in changes(table.comparison).items() if k not in _HARMLESS}
+    harmless = OURS - {"data.validation"}
+    changed = {k: v for k, v in changes(table.comparison).items() if k not in harmless}
     if table.paper is None or not changed:
         return None
     said = ", ".join(f"{name} {written(value)}" for name, value in changed.items())

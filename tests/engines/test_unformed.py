@@ -186,8 +186,8 @@ def gradient(closure, form, make=Net, steps=1, frozen=(), **options):
 
 class Counts:
     def __init__(self, monkeypatch):
-        self.loops = self.forms = 0
-        run, form = head_loop.run, Head.form
+        self.loops = self.forms = self.flows = 0
+        run, form, flow = head_loop.run, Head.form, head_loop.KeptRows.flow
 
         def counted(*args):
             self.loops += 1
@@ -197,7 +197,12 @@ class Counts:
             self.forms += 1
             return form(head)
 
+        def flowed(*args):
+            self.flows += 1
+            return flow(*args)
+
         monkeypatch.setattr(head_loop, "run", counted)
+        monkeypatch.setattr(head_loop.KeptRows, "flow", flowed)
         monkeypatch.setattr(Head, "form", formed)
 
 
@@ -220,8 +225,9 @@ def agree(lazy, monkeypatch, closure, form, **options):
     counts = Counts(monkeypatch)
     found = gradient(closure, form, **options)
     assert len(found) == len(expected)
+    atol = 1e-7 if options.get("curvature") == "hessian" else 1e-9  # rounding, over e^2
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=atol)
     return counts
 
 
@@ -233,10 +239,26 @@ def test_never_formed(name, form, lazy, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("name", LOOPED)
+def test_never_formed_for_the_hessian(name, form, lazy, monkeypatch):
+    counts = agree(lazy, monkeypatch, LOOPED[name], form, curvature="hessian")
+    assert counts.flows > 2 and counts.forms == 0
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("name", FORMED)
+def test_formed_for_the_hessian(name, form, lazy, monkeypatch):
+    """But for functions of the loss that are not linear, which its gradient does not mind."""
+    counts = agree(lazy, monkeypatch, FORMED[name], form, steps=2, curvature="hessian")
+    assert (counts.flows > 0) == (name == "perplexity")
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
 @pytest.mark.parametrize("name", FORMED)
 def test_formed_where_somebody_looks(name, form, lazy, monkeypatch):
     """In the scalar form the centre has its logits anyway, and only a perturbed pass forms them."""
     counts = agree(lazy, monkeypatch, FORMED[name], form, steps=2)
+    assert counts.flows == 0
     assert form == "scalar" or counts.loops == 0
 
 
@@ -261,9 +283,53 @@ def test_heads_and_penalties(options, form, lazy, monkeypatch):
     assert agree(lazy, monkeypatch, entropy(), form, **options).loops > 0
 
 
+@pytest.mark.parametrize("curvature", ["ggn", "hessian"])
 @pytest.mark.parametrize("form", ["scalar", "lean"])
-def test_a_gradient_inside_the_closure(form, lazy, monkeypatch):
-    agree(lazy, monkeypatch, adversarial, form, steps=2)
+def test_a_gradient_inside_the_closure(form, curvature, lazy, monkeypatch):
+    agree(lazy, monkeypatch, adversarial, form, steps=2, curvature=curvature)
+
+
+class TwoHeads(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(6, WORDS)
+
+
+def two_heads(net):
+    hidden = net.body(net.embed(tokens()))
+    second = F.cross_entropy(net.second(hidden.sin()).flatten(0, 1), tokens().flatten())
+    return F.cross_entropy(net.head(hidden).flatten(0, 1), targets().flatten()) + second
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("options", [{"boundary": "head"}, {"curvature": "hessian"}])
+def test_a_second_head_beside(options, form, lazy, monkeypatch):
+    """Past the outputs, it adds nothing to tr(G), and trains as before."""
+    agree(lazy, monkeypatch, two_heads, form, make=TwoHeads, **options)
+
+
+def test_the_waiting_gradient(lazy):
+    """Twice with retain_graph, and an error where it is not retained or differentiated again."""
+    lazy(True)
+    torch.manual_seed(0)
+    net = Net().double()
+    penalty = seht.HessianTrace(net, weight=0.1, curvature="ggn")
+    loss = penalty(lambda: entropy()(net))
+    loss.backward(retain_graph=True)
+    once = net.head.weight.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(net.head.weight.grad, 2 * once)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    loss = penalty(lambda: entropy()(net))
+    (slope,) = torch.autograd.grad(loss, net.head.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        slope.sum().backward()
+    loss = penalty(lambda: entropy()(net))
+    with torch.no_grad():
+        net.head.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("form", ["scalar", "lean"])

@@ -73,18 +73,10 @@ class CrossEntropy:
         for column, row in self.even:
             total.addcmul_(column[part] * factor, row)
 
-    def stretches(
-        self, classes: int, most: int | None = None
-    ) -> Iterator[tuple[slice, slice | Tensor]]:
-        """A few rows at a time, ``most`` in all: their places here and in the output.
-
-        As many as a cache holds; where there is none to be kind to, as many as are worth a launch.
-        """
-        count, own = most or self.share.shape[0], self.rows
-        step = max(1, _AT_HAND[self.share.device.type == "cpu"] // max(1, classes))
-        for start in range(0, count, step):
-            part = slice(start, min(count, start + step))
-            yield part, part if own is None else own[part]
+    def stretches(self, classes: int) -> Iterator[tuple[slice, slice | Tensor]]:
+        """A few rows at a time: their places here and in the output."""
+        for part in at_hand(self.share.shape[0], classes, self.share.device):
+            yield part, part if self.rows is None else self.rows[part]
 
     def holds(self, z: Tensor, log_p: Tensor) -> bool:
         """Whether the logits are the output's numbers, too, but for a constant in each row: a
@@ -120,6 +112,14 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
         if type(error) is not RuntimeError or "allocate memory" in str(error):
             raise
         return None
+
+
+def at_hand(count: int, classes: int, device: torch.device) -> Iterator[slice]:
+    """As many rows at a time as a cache holds; where there is none to be kind to, as many as are
+    worth a launch.
+    """
+    step = max(1, _AT_HAND[device.type == "cpu"] // max(1, classes))
+    return (slice(start, min(count, start + step)) for start in range(0, count, step))
 
 
 def stretches(count: int, weight: Tensor) -> Iterator[slice]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.curvature.cross_entropy import CrossEntropy, in_rows, stretches
+from seht.curvature.cross_entropy import CrossEntropy, at_hand, in_rows, stretches
 from seht.curvature.unformed import Head
 
 
@@ -91,10 +91,55 @@ class KeptLogits:
         return self._found.view(self._shape).movedim(-1, self._dim)
 
 
+class KeptRows:
+    """The logits of the rows of one loss, kept for its gradient, and the trace's cotangents."""
+
+    def __init__(self) -> None:
+        self.logits: Tensor | None = None
+        self._bend: Tensor | None = None
+
+    def rows(self, part: slice) -> Tensor:
+        """Some logits, to be overwritten."""
+        assert self.logits is not None
+        return self.logits[part].clone()
+
+    def take(self, part: slice, cotangents: Tensor) -> None:
+        """Of the trace, in the same rows."""
+        assert self.logits is not None
+        if self._bend is None:
+            self._bend = torch.zeros_like(self.logits)
+        self._bend[part] += cotangents
+
+    def straighten(self) -> None:
+        """Forget them."""
+        self._bend = None
+
+    def forget(self) -> None:
+        """Everything: there will be no other gradient."""
+        self.logits = self._bend = None
+
+    def flow(
+        self, rows: Tensor, term: CrossEntropy | None, bent: Tensor | None, into: HeadGradient
+    ) -> None:
+        """Give a head the cotangents of the loss, and those of the trace times ``bent``."""
+        assert self.logits is not None
+        for part in stretches(len(rows), into.weight):
+            z = self.logits[part]
+            if bent is None or self._bend is None:
+                found = torch.zeros_like(z)
+            else:
+                found = self._bend[part] * bent.to(z.dtype)
+            if term is not None:
+                for near in at_hand(len(z), z.shape[1], z.device):
+                    own = slice(part.start + near.start, part.start + near.stop)
+                    term.add_slope(found[near], own, z[near].softmax(1))
+            into.take(rows[part], found)
+
+
 @torch.no_grad()
 def run(
     terms: list[CrossEntropy],
-    centre: HeadGradient | KeptLogits,
+    centre: HeadGradient | KeptLogits | KeptRows,
     above: HeadGradient,
     places: Tensor | None,
     width: Tensor,
@@ -114,11 +159,15 @@ def run(
         for part in stretches(len(rows), above.weight):
             own = rows[part]
             there = own if places is None else places[own]
-            z, ahead = centre.logits(own), above.logits(there)
+            z = centre.rows(part) if isinstance(centre, KeptRows) else centre.logits(own)
+            ahead = above.logits(there)
             loss = None if apart is None else torch.zeros_like(z)
             values += _bend(term, part, z, ahead, width.to(z.dtype), slope, loss)
             above.take(there, ahead)
-            centre.take(own, z)
+            if isinstance(centre, KeptRows):
+                centre.take(part, z)
+            else:
+                centre.take(own, z)
             if apart is not None and loss is not None:
                 apart.take(own, loss)
     return torch.stack(values).sum()
@@ -148,7 +197,7 @@ def _bend(
 ) -> list[Tensor]:
     """Turn both logits into their cotangents, as many rows as a cache holds at a time."""
     found = []
-    for near, _ in term.stretches(logits.shape[1], len(logits)):
+    for near in at_hand(len(logits), logits.shape[1], logits.device):
         rows = slice(part.start + near.start, part.start + near.stop)
         z, d, share = logits[near], ahead[near], term.share[rows]
         p = z.softmax(1)

@@ -1,15 +1,14 @@
 r"""How passes treat a large linear map, and cross-entropy of what it puts out.
 
-Where the Gauss-Newton trace is taken, perturbed passes leave the logits unformed (``unformed.py``),
-and so does the centre of the lean form. The loss's value is that of the centre in every pass: the
-trace takes no difference of losses, and what the closure decides by it stays decided. In the
-centre of the lean form it is computed a few rows at a time.
+The passes leave the logits unformed (``unformed.py``), and cross-entropy is computed a few rows at
+a time. For tr(H) it is so in every pass, each with a gradient of its own (``head_losses.py``). For
+the Gauss-Newton trace the loss's value is that of the centre in every pass: the trace takes no
+difference of losses, and what the closure decides by it stays decided. Its gradient is taken with
+that of the trace (``head_loop.py``), or waits for the user's ``backward()``.
 """
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,109 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from seht.curvature.cross_entropy import CrossEntropy, linear_in, stretches
+from seht.curvature.cross_entropy import CrossEntropy, linear_in
+from seht.curvature.head_loop import KeptRows
+from seht.curvature.head_losses import HeadLosses, RowLosses
 from seht.curvature.unformed import Head, KeepLogits, Unformed
-from seht.operators.rules import Rule, untaped
+from seht.operators.rules import Rule, first, untaped
+from seht.tensors.trees import tensors
 
 WORTH = (1 << 20, 2)
 """Fewer logits are formed, and those of which there are not so many for each hidden state."""
-_ARGUMENTS = inspect.signature(F.cross_entropy)
 _SAVED = torch._C._autograd._top_saved_tensors_default_hooks
-
-
-@dataclass(frozen=True)
-class RowLosses:
-    """Cross-entropy of rows of unformed logits with class labels: one call."""
-
-    logits: Unformed
-    target: Tensor
-    weight: Tensor | None
-    ignored: int
-    reduction: str
-    smoothing: float
-
-    @classmethod
-    def match(cls, args: Any, kwargs: dict[str, Any]) -> RowLosses | None:
-        """If a call of ``F.cross_entropy`` is one."""
-        given = _ARGUMENTS.bind(*args, **kwargs)
-        given.apply_defaults()
-        call = given.arguments
-        logits, target, weight = call["input"], call["target"], call["weight"]
-        if not isinstance(logits, Unformed) or logits.looks:
-            return None
-        dim = min(1, logits.dim() - 1)
-        shape = [size for d, size in enumerate(logits.shape) if d != dim]
-        if (
-            logits.rows.dim != dim
-            or type(target) is not Tensor
-            or target.is_floating_point()
-            or list(target.shape) != shape
-            or (weight is not None and weight.requires_grad)
-            or call["reduction"] not in ("mean", "sum", "none")
-            or not (call["size_average"] is None and call["reduce"] is None)
-        ):
-            return None
-        return cls(
-            logits, target.flatten(), weight,
-            call["ignore_index"], call["reduction"], call["label_smoothing"],
-        )  # fmt: skip
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of what the call returns."""
-        left = [size for d, size in enumerate(self.logits.shape) if d != self.logits.rows.dim]
-        return torch.Size(left if self.reduction == "none" else ())
-
-    @property
-    def rows(self) -> Tensor:
-        """Of the hidden states."""
-        return self.logits.rows.places.flatten().to(self.target.device)
-
-    @property
-    def _kept(self) -> Tensor:
-        return self.target != self.ignored
-
-    @property
-    def _labels(self) -> Tensor:
-        return self.target.where(self._kept, 0)  # what is ignored need not be a class
-
-    def each(self) -> Tensor:
-        """Of every row."""
-        head, rows = self.logits.head, self.rows
-        hidden = head.hidden.detach().flatten(0, -2)
-        found = hidden.new_empty(len(rows))
-        with torch.no_grad():
-            for part in stretches(len(rows), head.weight):
-                z = F.linear(hidden[rows[part]], head.weight, head.bias)
-                found[part] = F.cross_entropy(
-                    z, self.target[part], weight=self.weight, ignore_index=self.ignored,
-                    reduction="none", label_smoothing=self.smoothing,
-                )  # fmt: skip
-        return found
-
-    def reduced(self, each: Tensor) -> Tensor:
-        """What the call returns."""
-        if self.reduction == "none":
-            return each.view(self.shape)
-        if self.reduction == "sum":
-            return each.sum()
-        kept = self._kept
-        if self.weight is None:
-            return each.sum() / kept.sum()
-        return each.sum() / self.weight[self._labels].where(kept, 0).sum()
-
-    def term(self, slope: Tensor) -> CrossEntropy:
-        """Its curvature, for the loss's derivative in the rows' losses."""
-        kept, labels = self._kept, self._labels
-        classes = self.logits.shape[self.logits.rows.dim]
-        size = slope.where(kept, 0).unsqueeze(1)
-        weight = slope.new_ones(classes) if self.weight is None else self.weight.to(slope.dtype)
-        own = (1 - self.smoothing) * size * weight[labels].unsqueeze(1)
-        share, even = own, tuple[tuple[Tensor, Tensor], ...]()
-        if self.smoothing:
-            even = ((-self.smoothing / classes * size, weight),)
-            share = own + self.smoothing / classes * weight.sum() * size
-        return CrossEntropy(0, -1, self.rows, share, ((labels.unsqueeze(1), -own),), (), even)
 
 
 class Attached(torch.autograd.Function):
@@ -140,13 +46,21 @@ class Attached(torch.autograd.Function):
 
 
 class Losses:
-    """The losses that a centre pass has computed."""
+    """The losses of unformed logits that a centre pass has computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waiting: bool, same: bool) -> None:
+        self._waiting = waiting
+        """Whether their gradient is taken in the usual way, and not by whoever needs the terms."""
+        self._same = same
+        """Whether every pass has the centre's values."""
         self._found: list[tuple[RowLosses, Tensor]] = []
         self._values: list[Tensor] = []
-        self.settled = False
-        """Whether their gradient has been taken."""
+        self.kept: list[tuple[KeptRows, Tensor]] = []
+        """Where the gradient waits: the logits of each call, and a root for the trace's gradient
+        in them.
+        """
+        self.closed = self.settled = False
+        """Whether the centre's closure has run to its end; whether their gradient was taken."""
 
     def settle(self) -> None:
         """Their gradient has been taken: from here on they are constants."""
@@ -154,6 +68,8 @@ class Losses:
 
     def rules(self, *, unformed: bool) -> dict[Any, Rule]:
         """Of one pass: the ``F.linear`` of large logits, and their ``F.cross_entropy``."""
+        if self.closed and not self._same and not self._found:
+            return {}  # the centre has formed them, and rounded as it did so
         values = list(self._values)
 
         def again(mode: Any, _: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -161,6 +77,8 @@ class Losses:
             known = values.pop(0) if values else None
             if call is None:
                 return func(*args, **kwargs)
+            if not self._same:
+                return call.reduced(self._with_gradient(call)[0])
             if known is None or known.shape != call.shape:  # a metric was left out
                 known = call.logits.head.hidden.new_zeros(call.shape)
             return self._attached(call.logits, known)
@@ -173,7 +91,15 @@ class Losses:
     def _record(self, mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, None]:
         call = RowLosses.match(args, kwargs)
         if call is None:
+            if self._waiting and isinstance(first(args, kwargs), Unformed):
+                raise KeepLogits("cross-entropy of another kind")
             out = func(*args, **kwargs)
+        elif self._waiting:
+            each, root, kept = self._with_gradient(call)
+            self._found.append((call, each))
+            if self._same:
+                self.kept.append((kept, root))
+            out = call.reduced(each)
         else:
             each = self._attached(call.logits, call.each())
             self._found.append((call, each))
@@ -181,19 +107,35 @@ class Losses:
         self._values.append(out.detach())
         return out, None
 
+    def _with_gradient(self, call: RowLosses) -> tuple[Tensor, Tensor, KeptRows]:
+        head, kept = call.logits.head, KeptRows()
+        with torch._C.DisableTorchFunction():
+            each, root = HeadLosses.apply(
+                self, call, kept, call.logits, head.hidden, head.weight, head.bias
+            )
+        return each, root, kept
+
     def _attached(self, logits: Tensor, value: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
             return Attached.apply(logits, value, self)
+
+    def close(self, aux: Any) -> None:
+        """The centre's closure has run to its end: nobody may have looked at logits, or will."""
+        self.closed = True
+        seen = any(call.logits.looks for call, _ in self._found)
+        if seen or any(isinstance(t, Unformed) for t in tensors(aux)):
+            raise KeepLogits("somebody looks at them")
 
     def terms(self, loss: Tensor, logits: Tensor) -> list[CrossEntropy] | None:
         """The curvature, where the loss is linear in them and nobody saw the logits."""
         if not isinstance(logits, Unformed) or logits.looks:
             return None
-        calls = [(call, each) for call, each in self._found if call.logits.head is logits.head]
-        slopes = linear_in(loss, [each for _, each in calls]) if calls else None
+        if any(call.logits.head is not logits.head for call, _ in self._found):
+            return None  # of a second head, past the outputs
+        slopes = linear_in(loss, [each for _, each in self._found]) if self._found else None
         if slopes is None:
             return None
-        return [call.term(slope) for (call, _), slope in zip(calls, slopes, strict=True)]
+        return [call.term(slope) for (call, _), slope in zip(self._found, slopes, strict=True)]
 
 
 def _linear(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -39,7 +39,7 @@ from seht.persample.memory import Memory
 from seht.precision.policy import Precision, check_precision, prepared
 from seht.replay.made_leaves import refuse_lost
 from seht.replay.passes import Passes
-from seht.replay.plan import Plan
+from seht.replay.plan import Logits, Plan
 from seht.replay.reentry import alone
 from seht.task import Directions, Estimate, Task, check_loss, split
 from seht.tensors.gradients import Gradient, add, left_out, times
@@ -72,8 +72,8 @@ class DifferenceEngine:
         """With per-sample probes: where the examples lie, as far as it is known."""
         self._looked: set[frozenset[str]] = set()
         """For the Gauss-Newton trace: the makes of loss whose curvature was looked at."""
-        self._formed = False
-        """For the Gauss-Newton trace: whether the closure was seen to need all of its logits."""
+        self._logits: Logits = "unformed"
+        """Which large logits the closure was seen to need."""
         self._whole = False
         """Whether the closure was seen to use the centre's graph, which the lean form drops."""
 
@@ -92,12 +92,15 @@ class DifferenceEngine:
         ):
             steps = StepPlan(task, self.steps, self.draws, check=watch)
             plan = self._plan(task, precision, ranks, lean=lean, check=steps.check)
-            try:
-                passes, found = self._run(plan, ranks, steps)
-            except KeepLogits:  # the closure looks at its logits: let it have them
-                self._formed = True
-                steps = StepPlan(task, self.steps, self.draws, check=watch)
-                passes, found = self._run(replace(plan, unformed=False), ranks, steps)
+            while True:
+                try:
+                    passes, found = self._run(plan, ranks, steps)
+                    break
+                except KeepLogits:  # the closure looks at its logits: let it have them
+                    apart = plan.ggn and not plan.lean and plan.logits == "unformed"
+                    self._logits = "centre" if apart else "formed"
+                    plan = replace(plan, logits=self._logits)
+                    steps = StepPlan(task, self.steps, self.draws, check=watch)
         if not task.differentiable:
             found = replace(found, loss=found.loss.detach(), trace=found.trace.detach())
         return replace(
@@ -114,17 +117,16 @@ class DifferenceEngine:
     ) -> Plan:
         """What the passes will do; ``check`` if they compare steps."""
         prefix = not check and _pays(task) and ranks.keeps_graphs
-        formed = self._formed or self.two_sided or prefix or task.examples is not None
+        formed = prefix or task.examples is not None or not ranks.keeps_graphs
+        if task.curvature == "ggn":
+            formed = formed or self.two_sided or not task.differentiable
         whole = Plan(
             task,
             precision,
             self.memory,
             prefix=prefix,
             watch=check or self.steps.uses < 2,
-            unformed=task.curvature == "ggn"
-            and task.differentiable
-            and ranks.keeps_graphs
-            and not formed,
+            logits="formed" if formed else self._logits,
         )
         # A shared prefix needs the centre's graph, and so does a penalty that may be left out.
         lean = lean and not prefix and not whole.held
@@ -143,10 +145,10 @@ class DifferenceEngine:
             return passes, _nothing_used(passes, plan.lean)
         dtype = next(iter(passes.used.values())).dtype
         steps.start(plan.task.curvature, plan.precision.effective(dtype, passes.coarsest))
-        if not plan.ggn:
-            return passes, hessian(passes, steps, lean=plan.lean)
         sided, looked = self.two_sided, self._looked
         try:
+            if not plan.ggn:
+                return passes, hessian(passes, steps, lean=plan.lean)
             found = gauss_newton(passes, steps, lean=plan.lean, two_sided=sided, looked=looked)
         except KeepLogits:
             passes.rewind()

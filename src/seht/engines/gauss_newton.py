@@ -15,7 +15,8 @@ semi-definite, and the trace never negative, only where the loss is convex in th
 that reach the weights past the outputs (an L2 term in the closure) add nothing to G.
 
 Where the loss is cross-entropy of the logits of a linear head, a perturbed pass does not form
-these, and in the lean form none does (``curvature/head_loop.py``).
+these, and in the lean form none does (``curvature/head_loop.py``); the centre of the scalar form
+keeps them, and nothing else of their size, for the user's backward pass.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def gauss_newton(
     scale = task.estimator.scale / task.estimator.probes
     side: _Side
     z: list[Tensor] = []
-    if passes.terms is not None:
+    if passes.terms is not None and passes.losses is not None and passes.losses.kept:
+        side = _Waiting(passes)
+        z = side.roots()
+    elif passes.terms is not None:
         # The loss's own gradient comes with that of the trace, if its share is known.
         weight = task.weight * scale if task.constant and not task.apart else 0.0
         side = _Looped(passes, weight)
@@ -229,6 +233,51 @@ class _Whole:
         centre = KeptLogits(self._z[0], terms[0].dim)
         value = head_loop.run(terms, centre, there, places, e, 0.0)
         return value, _through(self._passes, there), [centre.cotangents()]
+
+
+class _Waiting:
+    """A linear head whose logits at the centre are kept, for the user's backward pass."""
+
+    def __init__(self, passes: Passes) -> None:
+        assert passes.boundary is not None and passes.terms is not None
+        assert passes.losses is not None
+        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        self._kept = passes.losses.kept
+        self._probed = False
+
+    def roots(self) -> list[Tensor]:
+        """What stands for the gradient of the trace in the logits."""
+        return [root for _, root in self._kept]
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """Through the head."""
+        return self._passes.pull_centre(self.roots(), pulls) if pulls else []
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """All of it."""
+        return self._passes.pull([self._passes.loss], None, keep=True), []
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """Nothing is missing."""
+        return total, pulls
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """A few rows at a time. What flows back from the logits is added up there."""
+        first = alone or not self._probed
+        if first:
+            for kept, _ in self._kept:
+                kept.straighten()
+        self._probed = not alone
+        with self._passes.at(sigma, e):
+            there = HeadGradient(_head_of(self._boundary.outputs))
+            value = torch.stack(
+                [
+                    head_loop.run([term], kept, there, None, e, 0.0)
+                    for term, (kept, _) in zip(self._terms, self._kept, strict=True)
+                ]
+            ).sum()
+            part = _through(self._passes, there)
+        return value, part, [value.new_full((), float(first)) for _ in self._kept]
 
 
 class _Looped:

@@ -31,7 +31,6 @@ from seht.task import check_loss, split
 from seht.tensors.graph import mark
 from seht.tensors.hooks import hooks_of
 from seht.tensors.random_state import RandomState
-from seht.tensors.trees import tensors
 
 Hidden = Callable[[], AbstractContextManager[Any]]
 """What surrounds a run of the closure, so that its mode does not see what is none of its calls."""
@@ -120,7 +119,9 @@ def _run(
     boundary = None
     if plan.ggn:
         boundary = Boundary(task, cut=plan.lean, dropped=plan.dropped, tracker=tracker)
-    losses = Losses() if plan.unformed else None
+    losses = None
+    if plan.logits != "formed":
+        losses = Losses(waiting=not (plan.drops and plan.ggn), same=plan.ggn)
     prefix = None
     if plan.prefix and tracker is None:
         prefix = Prefix({id(w) for w in task.weights.values()})
@@ -138,7 +139,7 @@ def _run(
         recorder = Recorder(
             setting,
             Witness(since, own) if plan.watch else None,
-            heads=None if losses is None else losses.rules(unformed=cut),
+            heads=None if losses is None else losses.rules(unformed=plan.logits == "unformed"),
             lean=plan.drops,
             cut=cut,
             prefix=prefix,
@@ -157,15 +158,19 @@ def _run(
     if tracker is not None:
         tracker.finish(loss)
     roots, terms = [loss], None
+    if losses is not None:
+        losses.close(split(output)[1])
     if boundary is not None:
         if recorder.cut and any(z.grad is not None for z in boundary.outputs):
             raise KeepGraph  # the closure has called backward
         roots += boundary.settle(loss)
-        terms = _terms(losses, loss, boundary.outputs, split(output)[1])
+        terms = _terms(losses, loss, boundary.outputs)
     hooks = hooks_of([*task.modules, *buffers.modules_beside])
     if hooks or recorder.hooked:
         if recorder.lean:  # on a module that the closure calls besides
             raise KeepGraph
+        if plan.logits == "unformed":
+            raise KeepLogits
         precision.hear()
     return Centre(
         output, loss, roots, since, recorder, boundary, losses, terms, tracker, buffers, hooks,
@@ -173,16 +178,13 @@ def _run(
     )  # fmt: skip
 
 
-def _terms(
-    losses: Losses | None, loss: Tensor, outputs: list[Tensor], aux: Any
-) -> list[CrossEntropy] | None:
+def _terms(losses: Losses | None, loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] | None:
     """Unformed logits are enough where the loss is cross-entropy of them, and nothing else."""
-    given = list(tensors(aux))
-    if not any(isinstance(t, Unformed) for t in (*outputs, *given)):
+    if not any(isinstance(t, Unformed) for t in outputs):
         return None
-    if losses is None or len(outputs) != 1 or any(isinstance(t, Unformed) for t in given):
-        raise KeepLogits
-    found = losses.terms(loss, outputs[0])
+    found = None
+    if losses is not None and len(outputs) == 1:
+        found = losses.terms(loss, outputs[0])
     if found is None:
         raise KeepLogits
     return found

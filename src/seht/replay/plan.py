@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from seht.persample.errors import refuse_compiled
 from seht.persample.memory import Memory
 from seht.precision.policy import Precision
 from seht.task import Task, refuse_parallel, refuse_scripted
 from seht.tensors.graph_need import Dropped
+
+Logits = Literal["formed", "centre", "unformed"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Plan:
     """What comes before the first drawn weight is computed once."""
     watch: bool = False
     """The passes are compared, call by call."""
-    unformed: bool = False
-    """For the Gauss-Newton trace: large logits need not be formed."""
+    logits: Logits = "formed"
+    """Whether large logits are formed: in every pass, at the centre alone, or in none."""
     dropped: Dropped | None = None
     """For measuring: nothing is kept for a backward pass, while this is on."""
 

@@ -1,0 +1,173 @@
+r"""Cross-entropy of logits that are not formed, as one function of hidden states and head.
+
+Its value is computed a few rows at a time. Where its gradient is wanted in the usual way the rows'
+logits are kept, and nothing else of their size: not the log-probabilities, nor a gradient in
+either, which a plain step has besides. For the Gauss-Newton trace the gradient of the trace in the
+logits lies beside them, and both flow back through the head together.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seht.curvature.cross_entropy import CrossEntropy, at_hand, stretches
+from seht.curvature.head_loop import HeadGradient, KeptRows
+from seht.curvature.unformed import Head, KeepLogits, Unformed
+from seht.tensors.graph import once
+
+_ARGUMENTS = inspect.signature(F.cross_entropy)
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """Cross-entropy of rows of unformed logits with class labels: one call."""
+
+    logits: Unformed
+    target: Tensor
+    weight: Tensor | None
+    ignored: int
+    reduction: str
+    smoothing: float
+
+    @classmethod
+    def match(cls, args: Any, kwargs: dict[str, Any]) -> RowLosses | None:
+        """If a call of ``F.cross_entropy`` is one."""
+        given = _ARGUMENTS.bind(*args, **kwargs)
+        given.apply_defaults()
+        call = given.arguments
+        logits, target, weight = call["input"], call["target"], call["weight"]
+        if not isinstance(logits, Unformed) or logits.looks:
+            return None
+        dim = min(1, logits.dim() - 1)
+        shape = [size for d, size in enumerate(logits.shape) if d != dim]
+        if (
+            logits.rows.dim != dim
+            or type(target) is not Tensor
+            or target.is_floating_point()
+            or list(target.shape) != shape
+            or (weight is not None and weight.requires_grad)
+            or call["reduction"] not in ("mean", "sum", "none")
+            or not (call["size_average"] is None and call["reduce"] is None)
+        ):
+            return None
+        return cls(
+            logits, target.flatten(), weight,
+            call["ignore_index"], call["reduction"], call["label_smoothing"],
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of what the call returns."""
+        left = [size for d, size in enumerate(self.logits.shape) if d != self.logits.rows.dim]
+        return torch.Size(left if self.reduction == "none" else ())
+
+    @property
+    def rows(self) -> Tensor:
+        """Of the hidden states."""
+        return self.logits.rows.places.flatten().to(self.target.device)
+
+    @property
+    def _kept(self) -> Tensor:
+        return self.target != self.ignored
+
+    @property
+    def _labels(self) -> Tensor:
+        return self.target.where(self._kept, 0)  # what is ignored need not be a class
+
+    @torch.no_grad()
+    def each(self, kept: KeptRows | None = None) -> Tensor:
+        """Of every row; its logits may be kept."""
+        head, rows = self.logits.head, self.rows
+        hidden = head.hidden.detach().flatten(0, -2)
+        found = hidden.new_empty(len(rows))
+        if kept is not None:
+            kept.logits = hidden.new_empty(len(rows), head.weight.shape[0])
+        for part in stretches(len(rows), head.weight):
+            z = F.linear(hidden[rows[part]], head.weight, head.bias)
+            for near in at_hand(len(z), z.shape[1], z.device):
+                own = slice(part.start + near.start, part.start + near.stop)
+                found[own] = F.cross_entropy(
+                    z[near], self.target[own], weight=self.weight, ignore_index=self.ignored,
+                    reduction="none", label_smoothing=self.smoothing,
+                )  # fmt: skip
+            if kept is not None:
+                kept.logits[part] = z
+        return found
+
+    def reduced(self, each: Tensor) -> Tensor:
+        """What the call returns."""
+        if self.reduction == "none":
+            return each.view(self.shape)
+        if self.reduction == "sum":
+            return each.sum()
+        kept = self._kept
+        if self.weight is None:
+            return each.sum() / kept.sum()
+        return each.sum() / self.weight[self._labels].where(kept, 0).sum()
+
+    def term(self, slope: Tensor) -> CrossEntropy:
+        """Its curvature, for the loss's derivative in the rows' losses."""
+        kept, labels = self._kept, self._labels
+        classes = self.logits.shape[self.logits.rows.dim]
+        size = slope.where(kept, 0).unsqueeze(1)
+        weight = slope.new_ones(classes) if self.weight is None else self.weight.to(slope.dtype)
+        own = (1 - self.smoothing) * size * weight[labels].unsqueeze(1)
+        share, even = own, tuple[tuple[Tensor, Tensor], ...]()
+        if self.smoothing:
+            even = ((-self.smoothing / classes * size, weight),)
+            share = own + self.smoothing / classes * weight.sum() * size
+        return CrossEntropy(0, -1, self.rows, share, ((labels.unsqueeze(1), -own),), (), even)
+
+
+class Closed(Protocol):
+    """Whether the closure has run to its end."""
+
+    closed: bool
+
+
+class HeadLosses(torch.autograd.Function):
+    """The losses of a call's rows, and a number whose gradient stands for that of the trace."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        losses: Closed,
+        call: RowLosses,
+        kept: KeptRows,
+        logits: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Each row's loss, and 0."""
+        ctx.losses, ctx.call, ctx.kept = losses, call, kept
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias)
+        each = call.each(kept)
+        return each, each.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor | None, bent: Tensor | None) -> Any:
+        """Through the head; a closure that asks for a gradient itself needs the logits."""
+        if not ctx.losses.closed:
+            raise KeepLogits("a gradient")
+        hidden, weight, bias = ctx.saved_tensors
+        with torch.no_grad():
+            wanted = ctx.needs_input_grad
+            found = HeadGradient(Head(hidden, weight, bias), states=wanted[4])
+            if slope is not None or bent is not None:
+                term = None if slope is None else ctx.call.term(slope)
+                ctx.kept.flow(ctx.call.rows, term, bent, found)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.kept.forget()
+        own = {id(leaf): g for leaf, g in found.leaves()}
+        parts = [*(found.cotangents() or [None]), own.get(id(weight)), own.get(id(bias))]
+        if torch.is_grad_enabled():
+            parts = once(parts)
+        return (None, None, None, None, *parts)

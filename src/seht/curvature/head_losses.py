@@ -19,6 +19,7 @@ from torch import Tensor
 from seht.curvature.cross_entropy import CrossEntropy, at_hand, stretches
 from seht.curvature.head_loop import HeadGradient, KeptRows
 from seht.curvature.unformed import Head, KeepLogits, Unformed
+from seht.operators.rules import first
 from seht.tensors.graph import once
 
 _ARGUMENTS = inspect.signature(F.cross_entropy)
@@ -38,11 +39,13 @@ class RowLosses:
     @classmethod
     def match(cls, args: Any, kwargs: dict[str, Any]) -> RowLosses | None:
         """If a call of ``F.cross_entropy`` is one."""
+        if not isinstance(first(args, kwargs), Unformed):
+            return None
         given = _ARGUMENTS.bind(*args, **kwargs)
         given.apply_defaults()
         call = given.arguments
         logits, target, weight = call["input"], call["target"], call["weight"]
-        if not isinstance(logits, Unformed) or logits.looks:
+        if logits.looks:
             return None
         dim = min(1, logits.dim() - 1)
         shape = [size for d, size in enumerate(logits.shape) if d != dim]

@@ -21,6 +21,7 @@ from seht.curvature.head_loop import KeptRows
 from seht.curvature.head_losses import HeadLosses, RowLosses
 from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.operators.rules import Rule, first, untaped
+from seht.operators.table import SHARP
 from seht.tensors.trees import tensors
 
 WORTH = (1 << 20, 2)
@@ -76,7 +77,7 @@ class Losses:
             call = RowLosses.match(args, kwargs)
             known = values.pop(0) if values else None
             if call is None:
-                return func(*args, **kwargs)
+                return _otherwise(mode, func, args, kwargs)
             if not self._same:
                 return call.reduced(self._with_gradient(call)[0])
             if known is None or known.shape != call.shape:  # a metric was left out
@@ -93,7 +94,7 @@ class Losses:
         if call is None:
             if self._waiting and isinstance(first(args, kwargs), Unformed):
                 raise KeepLogits("cross-entropy of another kind")
-            out = func(*args, **kwargs)
+            out = _otherwise(mode, func, args, kwargs)
         elif self._waiting:
             each, root, kept = self._with_gradient(call)
             self._found.append((call, each))
@@ -136,6 +137,12 @@ class Losses:
         if slopes is None:
             return None
         return [call.term(slope) for (call, _), slope in zip(self._found, slopes, strict=True)]
+
+
+def _otherwise(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A loss of other logits, in float64 where that costs nothing."""
+    rule = SHARP.get(func) if mode.sharp else None
+    return func(*args, **kwargs) if rule is None else rule.replay(mode, None, func, args, kwargs)
 
 
 def _linear(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -262,6 +262,24 @@ def test_formed_where_somebody_looks(name, form, lazy, monkeypatch):
     assert form == "scalar" or counts.loops == 0
 
 
+def test_one_form_after_the_other(lazy):
+    """What the closure was seen to need in the one is known to the other."""
+    lazy(True)
+    found = []
+    for forms in (["scalar", "lean"], ["lean", "lean"]):
+        torch.manual_seed(0)
+        net = Net().double()
+        penalty = seht.HessianTrace(net, weight=0.3, curvature="ggn", seed=0)
+        for form in forms:
+            net.zero_grad()
+            if form == "scalar":
+                penalty(lambda: metric(net)).backward()
+            else:
+                penalty.backward(lambda: metric(net))
+        found.append(net.head.weight.grad)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("form", ["scalar", "lean"])
 @pytest.mark.parametrize(
     "options",

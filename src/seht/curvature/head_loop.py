@@ -95,19 +95,25 @@ class KeptRows:
     """The logits of the rows of one loss, kept for its gradient, and the trace's cotangents."""
 
     def __init__(self) -> None:
-        self.logits: Tensor | None = None
+        self._logits: Tensor | None = None
         self._bend: Tensor | None = None
+
+    def keep(self, part: slice, logits: Tensor, count: int) -> None:
+        """Some of so many rows."""
+        if self._logits is None:
+            self._logits = logits.new_empty(count, logits.shape[1])
+        self._logits[part] = logits
 
     def rows(self, part: slice) -> Tensor:
         """Some logits, to be overwritten."""
-        assert self.logits is not None
-        return self.logits[part].clone()
+        assert self._logits is not None
+        return self._logits[part].clone()
 
     def take(self, part: slice, cotangents: Tensor) -> None:
         """Of the trace, in the same rows."""
-        assert self.logits is not None
+        assert self._logits is not None
         if self._bend is None:
-            self._bend = torch.zeros_like(self.logits)
+            self._bend = torch.zeros_like(self._logits)
         self._bend[part] += cotangents
 
     def straighten(self) -> None:
@@ -116,15 +122,15 @@ class KeptRows:
 
     def forget(self) -> None:
         """Everything: there will be no other gradient."""
-        self.logits = self._bend = None
+        self._logits = self._bend = None
 
     def flow(
         self, rows: Tensor, term: CrossEntropy | None, bent: Tensor | None, into: HeadGradient
     ) -> None:
         """Give a head the cotangents of the loss, and those of the trace times ``bent``."""
-        assert self.logits is not None
+        assert self._logits is not None
         for part in stretches(len(rows), into.weight):
-            z = self.logits[part]
+            z = self._logits[part]
             if bent is None or self._bend is None:
                 found = torch.zeros_like(z)
             else:

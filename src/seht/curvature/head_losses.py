@@ -89,8 +89,6 @@ class RowLosses:
         head, rows = self.logits.head, self.rows
         hidden = head.hidden.detach().flatten(0, -2)
         found = hidden.new_empty(len(rows))
-        if kept is not None:
-            kept.logits = hidden.new_empty(len(rows), head.weight.shape[0])
         for part in stretches(len(rows), head.weight):
             z = F.linear(hidden[rows[part]], head.weight, head.bias)
             for near in at_hand(len(z), z.shape[1], z.device):
@@ -100,7 +98,7 @@ class RowLosses:
                     reduction="none", label_smoothing=self.smoothing,
                 )  # fmt: skip
             if kept is not None:
-                kept.logits[part] = z
+                kept.keep(part, z, len(rows))
         return found
 
     def reduced(self, each: Tensor) -> Tensor:
@@ -170,7 +168,11 @@ class HeadLosses(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.kept.forget()
         own = {id(leaf): g for leaf, g in found.leaves()}
-        parts = [*(found.cotangents() or [None]), own.get(id(weight)), own.get(id(bias))]
+        parts: list[Tensor | None] = [
+            *(found.cotangents() or [None]),
+            own.get(id(weight)),
+            own.get(id(bias)),
+        ]
         if torch.is_grad_enabled():
             parts = once(parts)
         return (None, None, None, None, *parts)

@@ -132,6 +132,8 @@ class DifferenceEngine:
         lean = lean and not prefix and not whole.held
         if ranks.keeps_graphs:
             lean = lean and not task.skip and not self._whole and not hooks_of(task.modules)
+        if whole.logits == "centre" and (lean or not whole.ggn):
+            whole = replace(whole, logits="formed")  # its last pass has none of the centre's
         return replace(whole, lean=True) if lean else whole
 
     def _run(self, plan: Plan, ranks: Ranks, steps: StepPlan) -> tuple[Passes, Estimate]:

@@ -255,7 +255,7 @@ class _Waiting:
 
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """All of it."""
-        return self._passes.pull([self._passes.loss], None, keep=True), []
+        return self._passes.leaves.pull([self._passes.loss], None, keep=True), []
 
     def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
         """Nothing is missing."""

@@ -168,11 +168,8 @@ class HeadLosses(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.kept.forget()
         own = {id(leaf): g for leaf, g in found.leaves()}
-        parts: list[Tensor | None] = [
-            *(found.cotangents() or [None]),
-            own.get(id(weight)),
-            own.get(id(bias)),
-        ]
+        states = next(iter(found.cotangents()), None)
+        parts = [states, own.get(id(weight)), own.get(id(bias))]
         if torch.is_grad_enabled():
             parts = once(parts)
         return (None, None, None, None, *parts)

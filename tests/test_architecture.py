@@ -113,6 +113,7 @@ NOT_OURS = {
     "check/sandbox.py": "a weight's .grad",
     "cli.py": "argparse's names",
     "commands/measure.py": "argparse's names",
+    "curvature/head_losses.py": "ctx of an autograd.Function",
     "curvature/head_rules.py": "ctx of an autograd.Function",
     "curvature/unformed.py": "ctx; a child of the same class",
     "distributed/detour.py": "DDP's flag, put back",

@@ -17,7 +17,7 @@ def executed(path: Path, settings: str = "") -> nbformat.NotebookNode:
     first = next(cell for cell in book.cells if cell.cell_type == "code")
     written = first.source
     first.source = f"{written}\n{settings}"
-    NotebookClient(book, timeout=900, kernel_name="python3").execute()
+    NotebookClient(book, timeout=3600, kernel_name="python3").execute()
     first.source = written
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # the hour of the run

@@ -31,6 +31,7 @@ def _net(width):
 def small(): return _net(4)
 def wide(): return _net(9)
 def pair(): return _net(4), loss
+def example(): return *pair(), data(), data()
 def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
 def summed(model, batch): return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 def broken():
@@ -146,6 +147,13 @@ def test_robustness_by_its_name(run, tmp_path):
     )
 
 
+def test_what_the_doctor_takes_will_do(run):
+    expected = json.loads(run(*mine("pair"), "--json", "-")[1])["models"][0]["trace"]
+    found = json.loads(run("--model", "measured_mine:example", "--json", "-")[1])["models"][0]
+    for key in ("estimate", "stderr", "samples"):
+        assert found["trace"][key] == expected[key]
+
+
 def test_a_run_may_be_called_like_a_measurement(run, tmp_path):
     (tmp_path / "robustness").mkdir()
     code, _, err = run("robustness")
@@ -170,7 +178,7 @@ def test_what_and_how_well(run):
     ("arguments", "message"),
     [
         ([], "give runs to measure, or --model and --data"),
-        (["--model", "measured_mine:small"], "--model needs --data"),
+        (["--model", "measured_mine:small"], "measured_mine:small needs --data"),
         (["--data", "measured_mine:data"], "--data needs --model"),
         (["runs/nowhere"], "runs/nowhere is no run"),
         (["nowhere"], "unknown run or measurement 'nowhere'"),

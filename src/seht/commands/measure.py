@@ -47,6 +47,7 @@ your own model and data:
 
   seht measure --model mine:model --data mine:data --what all --html flat.html
   seht measure robustness --model mine:model --data mine:data     # the same as --what robustness
+  seht measure --model train:example   # a function for `seht check` and `seht doctor` will do
 
 Several runs, or several --model, are measured side by side on the same directions.
 Exit code 2: a mistake in the call, or a model that cannot be measured.
@@ -74,7 +75,7 @@ def add_measure(commands: Any, runs: Runs) -> None:
     own, target = parser.add_argument_group("a model of your own"), "module:function"
     add(
         own, "--model", action="append", metavar=target,
-        help="returns the model, or (model, loss_fn); may be repeated",
+        help="returns the model, (model, loss_fn), or what `seht doctor` takes; may be repeated",
     )  # fmt: skip
     add(own, "--data", metavar=target, help="returns a batch, a data set or batches")
     add(own, "--loss", metavar=target, help="loss_fn(model, batch), a mean over the batch")
@@ -123,8 +124,6 @@ def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
 
 def _subjects(arguments: argparse.Namespace, runs: Runs) -> list[Subject]:
     models = arguments.model or []
-    if models and not arguments.data:
-        raise UsageError("--model needs --data module:function, which returns what to measure on")
     if arguments.data and not models:
         raise UsageError("--data needs --model module:function; runs bring their own data")
     if not models and not arguments.runs:
@@ -134,7 +133,16 @@ def _subjects(arguments: argparse.Namespace, runs: Runs) -> list[Subject]:
         found += runs(arguments.runs, arguments.split, arguments.data_dir)
     loss = find_target(arguments.loss) if arguments.loss else None
     for target in models:
-        one = _subject(target, call_target(target), call_target(arguments.data), loss)
+        made = call_target(target)
+        data = call_target(arguments.data) if arguments.data else None
+        if isinstance(made, (tuple, list)) and len(made) in (3, 4):  # what check and doctor take
+            made, data = made[:2], made[2] if data is None else data
+        if data is None:
+            raise UsageError(
+                f"--model {target} needs --data module:function, which returns what to measure on; "
+                "or let it return (model, loss_fn, data)"
+            )
+        one = _subject(target, made, data, loss)
         found.append(replace(one, batch_dim=arguments.batch_dim))
     return found
 

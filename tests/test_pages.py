@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import seht
+from seht.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -40,6 +42,36 @@ def test_a_page_runs(page, request, tmp_path, monkeypatch):
         request.getfixturevalue("alone")
     monkeypatch.chdir(tmp_path)
     pages.run(text, str(page))
+
+
+EVERY = [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_block_is_passed_over(page):
+    """Python stands in fences that the tests find, and what is typed into a shell exists."""
+    text = page.read_text("utf-8")
+    rest = pages.BLOCK.sub("", text)
+    said = re.findall(r"^[ \t]*```(.+)$", text, re.MULTILINE)
+    assert set(said) <= {"python", "py"}, said  # `py` says on the page why it cannot run
+    assert len(pages.blocks(text)) == said.count("python")
+    assert "seht." not in "".join(re.findall(r"^    \w+ = .*$", rest, re.M))
+    for block in re.findall(r"^```\n(.*?)^```", rest, re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            try_command(shlex.split(line, comments=True))
+
+
+def try_command(words):
+    """It names what there is; nothing is run."""
+    if words[:1] == ["seht"]:
+        arguments, rest = build_parser().parse_known_args(words[1:])
+        assert getattr(arguments, "extras", False) or not rest, words
+    elif words[:1] == ["make"]:
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif words[:2] == ["pip", "install"]:
+        asked = re.findall(r"seht\[([a-z,]+)\]", " ".join(words))
+        for extra in ",".join(asked).split(",") if asked else ():
+            assert re.search(rf"^{extra} = ", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
 FUNCTIONS = [

@@ -398,3 +398,12 @@ def test_a_metrics_row_that_is_being_written_is_left_out(copy):
     file.write_text(file.read_text() + "13,260,4")
     assert len(load(copy).runs["sam", 0].curves["train_loss"]) == 12
     report.write(copy)
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_it_says_how_often_the_test_set_is_read(tmp_path, curve):
+    about = {**comparisons.recipe(), "curve": curve}
+    comparisons.comparison(tmp_path, ["weight-decay", "sam"], seeds=1, about=about)
+    said = markdown(build(load(tmp_path)))
+    assert ("is read once, at the end of a run." in said) != curve
+    assert ("after every epoch for the figure alone." in said) == curve

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht import probes
 from seht.lab.methods.base import Closure, Forward, Method, Run
@@ -47,15 +48,15 @@ class Fisher(Method):
         return self.weight * trace
 
     def objective(self, closure: Closure) -> Closure:
-        """cuDNN's recurrent layers have no second derivative; PyTorch's own have."""
+        """Plain layers of text: cuDNN's and fused attention have no second derivative."""
         if not self.text:
             return closure
 
-        def without_cudnn() -> object:
-            with torch.backends.cudnn.flags(enabled=False):
+        def plain() -> object:
+            with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
                 return closure()
 
-        return without_cudnn
+        return plain
 
     def log(self) -> dict[str, float]:
         """The estimate of tr(F), and what it adds."""

@@ -211,7 +211,8 @@ RISE = (
     "rise; by the trace",
     "what Gaussian noise of that share of each tensor's root mean square r adds to the training "
     "loss, on up to 200 examples (four draws, both signs); by the trace: half the share's square "
-    "times the sum of r² tr(H) over the tensors, which is right while the noise is small.",
+    "times the sum of r² tr(H) over the tensors. That is right for small noise on smooth networks; "
+    "the kinks of a ReLU add to what is measured.",
 )
 SEARCH = (
     "with search",

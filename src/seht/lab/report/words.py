@@ -110,14 +110,17 @@ _HOLM = (
 
 
 def _compared(table: ReportTable) -> tuple[str, str]:
+    read = "is read once, at the end of a run."
+    if table.comparison.recipe.get("curve"):
+        read = "is read at the end of a run, and after every epoch for the figure alone."
     if not table.comparison.text:
         return "test accuracy", (
             "of the weights after the last epoch; at the best epoch: of those that were best on "
-            "the validation split. The test set is read once, at the end of a run."
+            f"the validation split. The test set {read}"
         )
     return "perplexity", (
         "the exponential of the plain cross-entropy, of the weights that were best on the "
-        "validation text. The test text is read once, at the end of a run."
+        f"validation text. The test text {read}"
     )
 
 

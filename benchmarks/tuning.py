@@ -3,9 +3,9 @@
     python benchmarks/tuning.py --width 16 --batch 64 --rounds 8
 
 On the bench's ResNet-18: a plain step, a penalised step, and one that also looks at held-out data
-(a batch of the same size), in turns; their ratios' medians. The looks come each sixth step of a
-long training (`seht.Tuning`), so that a sixth of what a look adds is the cost of tuning. Wanted: at
-most 0.3 plain steps.
+(a batch of the same size), in turns; their ratios' medians. The looks come each eighth step of a
+long training (`seht.Tuning`), so that an eighth of what a look adds is the cost of tuning. Wanted:
+at most 0.3 plain steps.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main():
     parser.add_argument("--curvature", nargs="+", default=["ggn", "hessian"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    apart = 6
+    apart = seht.Tuning().spacing(10**6, 1)
     print(f"{'':18}{'penalised':>10}{'with a look':>12}{'tuning, on average':>20}")
     for curvature in options.curvature:
         for form in ("scalar", "lean"):

@@ -1,14 +1,17 @@
 """What does the penalty cost where there is nothing to memorise?
 
     python benchmarks/underfit.py --seeds 6
+    python benchmarks/underfit.py --seeds 10 --first-seed 300 --rows tuned --json underfit.json
 
 A student learns from a teacher, every example new, 300 steps: it underfits, so that any penalty can
 only harm. Test accuracy in %, the difference to a training without a penalty by seed.
 """
 
 import argparse
+import json
 import statistics
 import warnings
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +33,7 @@ OPTIMIZERS = {
 
 
 def accuracy(seed, make, options):
-    """After one training."""
+    """After one training; and the tuned weight's first and last."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(100 + seed)
     teacher = nn.Sequential(nn.Linear(10, 30), nn.Tanh(), nn.Linear(30, 4))
@@ -59,22 +62,40 @@ def accuracy(seed, make, options):
         penalty(lambda: F.cross_entropy(model(x), y), **more).backward()
         optimizer.step()
     with torch.no_grad():
-        return 100 * (model(x_test).argmax(1) == y_test).float().mean().item()
+        right = (model(x_test).argmax(1) == y_test).float().mean().item()
+    weights = penalty.path.weights if penalty.path else [None]
+    return 100 * right, [weights[0], weights[-1]]
 
 
 def main():
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=6)
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--json", type=Path, help="write the runs here, too")
+    given = parser.parse_args()
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
     warnings.simplefilter("ignore", seht.PenaltyWarning)
-    for name, make in OPTIMIZERS.items():
-        plain = [accuracy(seed, make, None) for seed in seeds]
-        print(f"{name}: without {statistics.mean(plain):.1f}")
-        for row, options in ROWS.items():
-            off = [accuracy(seed, make, options) - plain[seed] for seed in seeds]
+    runs = []
+
+    def run(name, row, seed):
+        found, weights = accuracy(seed, OPTIMIZERS[name], ROWS.get(row))
+        runs.append(
+            {"task": f"new examples only, {name}", "row": row, "seed": seed, "steps": STEPS,
+             "measure": "accuracy", "value": found, "weights": weights}
+        )  # fmt: skip
+        return found
+
+    for name in OPTIMIZERS:
+        plain = {seed: run(name, "without", seed) for seed in seeds}
+        print(f"{name}: without {statistics.mean(plain.values()):.1f}")
+        for row in given.rows:
+            off = [run(name, row, seed) - plain[seed] for seed in seeds]
             each = " ".join(f"{step:+.1f}" for step in off)
             print(f"  {row:14} {statistics.mean(off):+.1f}   ({each})", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(runs))
 
 
 if __name__ == "__main__":

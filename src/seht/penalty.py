@@ -65,15 +65,16 @@ class HessianTrace:
             without it one look moves log(weight) by 0.05 at most.
         share: instead of a weight, the size of the penalty's gradient over that of the loss's own,
             both averaged over the first eight penalised steps, which are charged nothing. 2 is the
-            study's, with ``curvature="ggn"``.
+            study's.
         follow: measure the share on every penalised step, for one more backward pass each.
         estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
             see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
-        curvature: ``"hessian"`` (beside a weight, also ``"tuned"``, or a share, where nothing is
-            said; a path brings its own), or ``"ggn"``, which we recommend, for the trace of the
-            Gauss-Newton part Jᵀ H_out J: two plain steps, never negative where the loss is convex
-            in the outputs, and the Fisher trace for cross-entropy. Terms of the loss that reach the
-            weights past the outputs (an L2 term) add nothing to it.
+        curvature: ``"hessian"``, which a number as weight means where nothing is said, or
+            ``"ggn"``, which we recommend and which a share and a tuned weight mean (a path brings
+            its own), for the trace of the Gauss-Newton part Jᵀ H_out J: two plain steps, never
+            negative where the loss is convex in the outputs, and the Fisher trace for
+            cross-entropy. Terms of the loss that reach the weights past the outputs (an L2 term)
+            add nothing to it.
         params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
             default the trainable ones of two or more dimensions.
         boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own

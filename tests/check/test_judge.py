@@ -275,3 +275,23 @@ def test_no_engine_is_blamed_for_a_loss_that_fails_at_other_weights(monkeypatch)
     found = seht.check(flat(nn.ReLU()), cross_entropy, images()).engines["autograd"]
     assert found.verdict == "inconclusive"
     assert "cannot be computed at other weights: only those weights" in str(found)
+
+
+# --- little time ------------------------------------------------------------------------------
+
+
+def test_without_time_one_direction_is_judged_and_said():
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5), nn.Tanh(), nn.Linear(5, 4))
+    report = seht.check(model, cross_entropy, images(), engines="difference", budget=0)
+    found = report.engines["difference"]
+    assert report.ok and found.directions == 1 and "over 1 direction" in str(found), str(found)
+
+
+def test_without_time_what_one_direction_says_is_no_verdict():
+    torch.manual_seed(2)
+    report = seht.check(flat(Wrong()), cross_entropy, images(), engines="autograd", budget=0)
+    found = report.engines["autograd"]
+    assert found.verdict == "inconclusive" and "raise budget=" in str(found), str(found)
+    with pytest.raises(ValueError, match="number of seconds"):
+        seht.check(flat(nn.ReLU()), cross_entropy, images(), budget="1 min")

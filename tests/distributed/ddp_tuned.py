@@ -55,8 +55,9 @@ def tuned(form, given):
     model = network()
     twin = copy.deepcopy(model)
     ddp = DDP(model)
+    free = seht.Tuning(gap=0.0)
     penalty = seht.HessianTrace(
-        ddp if given == "wrapper" else model, weight="tuned", curvature="ggn", total_steps=16
+        ddp if given == "wrapper" else model, weight=free, curvature="ggn", total_steps=16
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(16):
@@ -77,6 +78,8 @@ def tuned(form, given):
         optimizer.step()
     paths = _gather(penalty.path)
     assert paths[0] == paths[1] and len(set(paths[0].weights)) > 2
+    regimes = _gather(penalty.state_dict()["strength"]["regime"])
+    assert regimes[0] == regimes[1] and regimes[0]["looks"] == 8
     same(model)
 
 

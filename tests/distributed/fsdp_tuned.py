@@ -6,6 +6,7 @@ from fsdp_problems import batch, check, distance, half, loss_of, make, raised, s
 
 import seht
 
+FREE = seht.Tuning(gap=0.0)
 OPTIMIZERS = {"sgd": (torch.optim.SGD, 0.1), "adamw": (torch.optim.AdamW, 0.01)}
 
 
@@ -14,7 +15,7 @@ def _train(model, kind, part, optimizer, steps, **options):
     optimizer = way(model.parameters(), lr=lr)
     penalty = seht.HessianTrace(
         model,
-        **{"weight": "tuned", "seed": 5, "total_steps": 20, "optimizer": optimizer, **options},
+        **{"weight": FREE, "seed": 5, "total_steps": 20, "optimizer": optimizer, **options},
     )
     for step in range(steps):
         optimizer.zero_grad()
@@ -36,6 +37,9 @@ def tuned(kind, curvature, optimizer):
     a, b = (torch.tensor(p.path.weights, dtype=torch.float64) for p in (ours, theirs))
     assert len(set(b.tolist())) > 2
     assert torch.allclose(a, b, rtol=1e-5), (a / b).tolist()
+    regimes = [p.state_dict()["strength"]["regime"] for p in (ours, theirs)]
+    a, b = (torch.tensor(list(found.values()), dtype=torch.float64) for found in regimes)
+    assert torch.allclose(a, b, rtol=1e-5), regimes
     off = distance(model, reference)
     assert off < 1e-6, f"{off:.2e}"
     return f"{off:.1e}"

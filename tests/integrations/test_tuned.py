@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import seht
 
 STEPS, EPOCHS = 8, 3
-OPTIONS = {"weight": "tuned", "curvature": "ggn", "warmup": 0.1, "seed": 0}
+OPTIONS = {"weight": seht.Tuning(gap=0.0), "curvature": "ggn", "warmup": 0.1, "seed": 0}
 generator = torch.Generator().manual_seed(0)
 X, Y = torch.randn(128, 5, generator=generator), torch.randint(0, 3, (128,), generator=generator)
 

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import seht
 
+FREE = seht.Tuning(gap=0.0)
+"""Moves from the first look on, whether or not anything is memorised."""
 X, Y = torch.randn(64, 6), torch.randint(0, 3, (64,))
 XV, YV = torch.randn(32, 6), torch.randint(0, 3, (32,))
 
@@ -48,7 +50,7 @@ def trained(model, penalty, steps, form="scalar", held_out=True, lr=0.05):
 @pytest.mark.parametrize("curvature", ["hessian", "ggn"])
 def test_the_weight_moves_and_its_path_is_kept(form, curvature):
     model = network()
-    penalty = seht.HessianTrace(model, weight="tuned", curvature=curvature, total_steps=60, every=2)
+    penalty = seht.HessianTrace(model, weight=FREE, curvature=curvature, total_steps=60, every=2)
     trained(model, penalty, 60, form)
     path = penalty.path
     assert penalty.schedule.total_steps == 60 and len(path.weights) == 30 - 8 + 1
@@ -58,7 +60,7 @@ def test_the_weight_moves_and_its_path_is_kept(form, curvature):
 
 def test_held_out_data_move_neither_statistics_nor_random_state():
     """A training whose weight is held in place by `travel` is that of a fixed path, bit for bit."""
-    still = seht.Tuning(travel=1e-300)
+    still = seht.Tuning(travel=1e-300, gap=0.0)
     model, other = network(), network()
     tuned = seht.HessianTrace(model, weight=still, curvature="ggn", total_steps=40, seed=1)
     torch.manual_seed(5)
@@ -154,8 +156,25 @@ def test_looks_are_rarer_in_a_long_training():
     for _ in range(30):
         penalty(training_loss(model), held_out=held_out)
     assert len(asked) == len([k for k in range(8, 30) if k % 3 == 0])
-    assert seht.Tuning().spacing(penalised=100_000, every=2) > 1
+    for every in (1, 2, 3, 4):
+        assert every * seht.Tuning().spacing(penalised=100_000, every=every) >= 8
     assert seht.Tuning().spacing(penalised=150, every=1) == 1
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_a_look_runs_the_model_once_more(form):
+    model, calls = network(0.0), []
+    penalty = seht.HessianTrace(model, weight="tuned", total_steps=12, kappa=1e-3)
+    trained(model, penalty, 10, form)
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    trained(model, penalty, 1, form)
+    looked = len(calls)
+    fixed = seht.HessianTrace(model, weight=1e-3, curvature="ggn", kappa=1e-3)
+    for _ in range(10):
+        trained(model, fixed, 1, form, held_out=False)
+    calls.clear()
+    trained(model, fixed, 1, form, held_out=False)
+    assert looked == len(calls) + 1
 
 
 def refused(penalty, model, **more):
@@ -185,6 +204,7 @@ def started():
     [
         (lambda model: None, "needs held-out data"),
         (lambda model: lambda: F.cross_entropy(model(XV), YV) * math.nan, "not finite"),
+        (lambda model: lambda: F.cross_entropy(model(XV), YV) + math.inf, "held-out loss is not"),
         (lambda model: lambda: nn.Linear(2, 2)(torch.ones(2, 2)).sum(), "none of the probed"),
         (lambda model: lambda: F.cross_entropy(model(XV), YV).item(), "scalar tensor"),
         (lambda model: XV, "held_out must be a function"),
@@ -238,7 +258,8 @@ def test_other_words_for_a_weight_are_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": 0.0}, {"home": 9.0}, {"interval": 0}, {"travel": float("nan")}]
+    "options",
+    [{"start": 0.0}, {"home": 9.0}, {"interval": 0}, {"travel": float("nan")}, {"gap": -0.1}],
 )
 def test_bad_tunings(options):
     with pytest.raises(ValueError):
@@ -253,7 +274,7 @@ def test_the_lean_form_finds_the_same_weight(curvature, probes):
     for form in ("scalar", "lean"):
         model = network(0.0).double()
         penalty = seht.HessianTrace(
-            model, weight="tuned", curvature=curvature, total_steps=20, seed=4, probes=probes
+            model, weight=FREE, curvature=curvature, total_steps=20, seed=4, probes=probes
         )
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         closure = lambda: F.cross_entropy(model(X.double()), Y)
@@ -274,7 +295,7 @@ def test_the_lean_form_finds_the_same_weight(curvature, probes):
 def tuned_path(model, wrap=lambda model: model, form="scalar", around=None, scaler=None):
     """The path of a short training, with the model called through a wrapper."""
     called = wrap(model)
-    penalty = seht.HessianTrace(model, weight="tuned", curvature="ggn", total_steps=16, seed=4)
+    penalty = seht.HessianTrace(model, weight=FREE, curvature="ggn", total_steps=16, seed=4)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
 
     def loss(x, y):
@@ -336,7 +357,7 @@ def test_every_estimator_finds_the_same_weight_in_both_forms(options):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)).double()
         penalty = seht.HessianTrace(
-            model, weight="tuned", curvature="ggn", total_steps=20, seed=4, **options
+            model, weight=FREE, curvature="ggn", total_steps=20, seed=4, **options
         )
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         closure = lambda: F.cross_entropy(model(X.double()), Y)

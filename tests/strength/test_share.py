@@ -148,9 +148,25 @@ def test_nothing_said_is_what_the_study_found_best():
     held_out = ([(x, y)], lambda m, batch: F.cross_entropy(m(batch[0]), batch[1]))
     tuned = seht.HessianTrace(model, held_out=held_out)
     assert tuned.curvature == "ggn" and "weight='tuned'" in repr(tuned)
-    # A weight or a share alone is the paper's trace, as it was.
-    assert seht.HessianTrace(model, weight=1e-3).curvature == "hessian"
-    assert seht.HessianTrace(model, share=2).curvature == "hessian"
+
+
+@pytest.mark.parametrize(
+    "options, curvature",
+    [
+        ({"weight": 1e-3}, "hessian"),  # the paper's
+        ({"weight": lambda step: 1e-3}, "hessian"),
+        ({"share": 2}, "ggn"),  # all that is known of shares was found with it
+        ({"weight": "tuned"}, "ggn"),
+        ({"weight": seht.Tuning(start=1.0)}, "ggn"),
+        ({"weight": seht.WeightPath((0.1,), (1e-3,)), "total_steps": 10}, "hessian"),
+        ({"weight": seht.WeightPath((0.1,), (1e-3,), "ggn"), "total_steps": 10}, "ggn"),
+    ],
+)
+def test_the_curvature_where_none_is_said(options, curvature):
+    model = nn.Linear(3, 2)
+    assert seht.HessianTrace(model, **options).curvature == curvature
+    for said in ("hessian", "ggn"):
+        assert seht.HessianTrace(model, curvature=said, **options).curvature == said
 
 
 def test_a_loss_without_gradient_is_refused_and_nothing_changes():

@@ -101,12 +101,13 @@ def train(weight, steps=240, **problem_options):
     return penalty, float(F.cross_entropy(model(x[120:]), y[120:]))
 
 
+@pytest.mark.parametrize("gap", [0.0, 0.2])
 @pytest.mark.parametrize("wrong", [0.4, 0.0])
-def test_every_start_ends_in_the_same_place(wrong):
+def test_every_start_ends_in_the_same_place(wrong, gap):
     ends = []
     for start in (0.03, 3.0, 30.0):
-        penalty, loss = train(seht.Tuning(start=start), wrong=wrong)
-        unit = penalty.path.weights[0] / min(start, 4.0)
+        penalty, loss = train(seht.Tuning(start=start, gap=gap), wrong=wrong)
+        unit = penalty.path.weights[0] / min(start, 4.0) / (0.02 if gap else 1.0)
         assert max(penalty.path.weights) <= 4.0 * unit * (1 + 1e-9)
         assert math.isfinite(loss)
         ends.append(penalty.path.weights[-1])
@@ -118,7 +119,12 @@ def test_clipping_and_accumulation_beside_it():
     model, x, y = problem()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     penalty = seht.HessianTrace(
-        model, weight="tuned", curvature="ggn", total_steps=20, accumulate=2, optimizer=optimizer
+        model,
+        weight=seht.Tuning(gap=0.0),
+        curvature="ggn",
+        total_steps=20,
+        accumulate=2,
+        optimizer=optimizer,
     )
     for _ in range(20):
         optimizer.zero_grad()

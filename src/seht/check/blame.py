@@ -26,8 +26,11 @@ class ModuleCall:
     inner: int
 
 
-def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> ModuleCall | None:
-    """The innermost module that breaks on its own, the first of several; ``None`` if none does.
+def blame(
+    box: Sandbox, breaks: Callable[[Sandbox], bool], over: Callable[[], bool] = lambda: False
+) -> ModuleCall | None:
+    """The innermost module that breaks on its own, the first of several; ``None`` if none does, or
+    none of those that were tried before the time was over.
 
     Modules that call no others are tried first, in the order of the forward pass, then those
     around them: a module of the user's own may do the damage between its children. None is to
@@ -40,6 +43,8 @@ def blame(box: Sandbox, breaks: Callable[[Sandbox], bool]) -> ModuleCall | None:
     if control is None or breaks(control):
         return None
     for call in sorted(calls(box), key=lambda call: call.inner):
+        if over():
+            return None
         alone = isolate(call, box)
         if alone is not None and breaks(alone):
             return call

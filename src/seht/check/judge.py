@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,17 +31,22 @@ class Truths:
     Every second one belongs to a copy at weights a little aside (:meth:`Sandbox.nearby`).
     """
 
-    def __init__(self, box: Sandbox, seed: int, need: float) -> None:
+    def __init__(self, box: Sandbox, seed: int, need: float, end: float = math.inf) -> None:
         self._boxes = (box, box.nearby())
+        self._end = end
         self._seed, self.need = seed, need
         self._found: list[tuple[Sandbox, Truth]] = []
         self._tried = 0
         self.reason = ""
         """Why the last probe that gave nothing did so."""
 
+    def over(self) -> bool:
+        """Whether the time (of ``time.perf_counter``) is; one probe is tried all the same."""
+        return self._tried > 0 and time.perf_counter() > self._end
+
     def take(self, count: int) -> list[tuple[Sandbox, Truth]]:
-        """``count`` of them, or fewer where half of the probes give nothing."""
-        while len(self._found) < count and self._tried < 2 * count:
+        """``count`` of them, or fewer where half of the probes give nothing or time is over."""
+        while len(self._found) < count and self._tried < 2 * count and not self.over():
             box = self._boxes[self._tried % 2]
             seed = mix(self._seed, self._tried)
             self._tried += 1
@@ -134,13 +141,15 @@ def judge(
             return EngineReport(name, "inconclusive", reason=truths.reason)
     except Exception as error:
         kind = type(error)
-        culprit = blame(box, lambda alone: _fails(alone, name, kind))
+        culprit = blame(box, lambda alone: _fails(alone, name, kind), truths.over)
         return _named(EngineReport(name, "failed", reason=one_line(error)), culprit)
     found = EngineReport(name, "trusted", max(a.error for a in answers), len(answers))
     if not bad:
         return found if own is None else _in_own_precision(found, box, own, known, truths.need)
     if len(bad) == 1:  # two steps agreed on a wrong truth by accident, or it is rarely wrong
         reason = f"one direction of {len(answers)} disagrees with the truth, the others agree"
+        if truths.over():
+            reason += "; there was no time for more of them: raise budget="
         return replace(found, verdict="inconclusive", reason=reason)
     where, truth = known[bad[0]]
     skew = asymmetry(where, truth, mix(truth.seed))
@@ -150,12 +159,15 @@ def judge(
             "as behind gradient reversal or another custom backward; there is no Hessian then"
         )
         return replace(found, verdict="inconclusive", reason=reason)
-    culprit = blame(where, lambda alone: _is_wrong(alone, name, truths.need, tolerance))
+    over = truths.over
+    culprit = blame(where, lambda alone: _is_wrong(alone, name, truths.need, tolerance), over)
     if max(answers[k].value for k in bad) > tolerance:
         reason = "already the trace itself is off: a second derivative is wrong"
     else:
         reason = "the trace itself is right: a third derivative is wrong"
-    if culprit is None:
+    if culprit is None and over():
+        reason += "; there was no time to find the module that is to blame: raise budget="
+    elif culprit is None:
         reason += "; no single module is to blame: look between modules, or at the engine itself"
     return _named(replace(found, verdict="wrong", reason=reason), culprit)
 

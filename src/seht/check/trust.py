@@ -8,6 +8,8 @@ the user's own model and batch, and names the module that breaks an engine.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -29,7 +31,16 @@ from seht.tensors.random_state import own_randomness
 
 __all__ = ["CheckReport", "EngineReport", "check"]
 
-_ARGUMENTS = ("engines", "curvature", "boundary", "estimator", "params", "directions", "tolerance")
+_ARGUMENTS = (
+    "engines",
+    "curvature",
+    "boundary",
+    "estimator",
+    "params",
+    "directions",
+    "tolerance",
+    "budget",
+)
 """What may have been meant by an option that no estimator knows."""
 
 
@@ -46,6 +57,7 @@ def check(
     directions: int = 3,
     seed: int = 0,
     tolerance: float = 1e-3,
+    budget: float | None = None,
     **options: Any,
 ) -> CheckReport:
     """Compare every engine's penalty with a numerical truth, on the user's own model and batch.
@@ -84,6 +96,8 @@ def check(
         seed: of the probes and of randomness inside the model.
         tolerance: the relative error up to which an engine is trusted. An operator that is
             wrong is off by tenths; one probe's own noise is some 400 %.
+        budget: seconds after which no further direction is measured and no further module is
+            looked at; the report says along how many directions. One is measured in any case.
         options: the estimator's own.
     """
     functional.check_arguments(model, loss_fn, "loss_fn")
@@ -91,6 +105,9 @@ def check(
         raise ValueError(f"directions must be a whole number of at least 1, not {directions!r}")
     if not 1e-6 <= tolerance < 1:
         raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")
+    if budget is not None and not (isinstance(budget, (int, float)) and budget >= 0):
+        raise ValueError(f"budget must be a number of seconds or None, not {budget!r}")
+    end = math.inf if budget is None else time.perf_counter() + budget
     functional.check_curvature(curvature)
     check_boundary(model, boundary)
     form = Form(curvature, boundary, estimators.make(estimator, options, _ARGUMENTS))
@@ -112,7 +129,7 @@ def check(
             same = copied(batch, wide=False)
             model_copy = copy_model(model, wide=False)
             own = Sandbox(model_copy, loss_fn, same, params, seed, form, wide=False)
-        truths = Truths(box, seed, tolerance / 4)
+        truths = Truths(box, seed, tolerance / 4, end)
         reports = {name: judge(box, name, truths, directions, tolerance, own) for name in names}
     return CheckReport(
         engines={name: _advise(report, reports) for name, report in reports.items()},

@@ -31,6 +31,10 @@ from seht.estimators import SehtS
 
 LADDER = tuple(1e-3 * 4.0**-k for k in range(9))
 """Steps relative to the size of the weights, from 1e-3 down to 1.5e-8."""
+_FIRST = 2
+"""The rung to begin on, 6e-5, where most networks are smooth and rounding is far: two rungs are
+enough then. The walk goes down from it, and up from it where that gave nothing."""
+_MOST = 0.9
 _FLOOR = 1e-4
 """Derivatives so much smaller than those the size of gradient and weights suggests count as 0."""
 
@@ -77,6 +81,11 @@ class Truth:
         """Its own relative error: how far two steps disagree."""
         return max(self.trace.noise, self.whole.noise)
 
+    def sharp(self, need: float) -> bool:
+        """Whether nearly every tensor's part is known too, and the whole with room to spare."""
+        known = sum(part.noise < need for part in self.parts.values())
+        return self.noise < need / 2 and known >= _MOST * len(self.parts)
+
 
 @dataclass(frozen=True)
 class _Rung:
@@ -98,26 +107,37 @@ def measure(box: Sandbox, seed: int, need: float) -> Truth:
             "estimator='seht-h' goes through the same passes: check that"
         )
     ladder = _Ladder(box, seed)
-    best: Truth | None = None
-    last: _Rung | None = None
-    for kappa in LADDER:
-        rung = ladder.rung(kappa)
-        if last is not None:
-            truth = ladder.compare(last, rung)
-            if best is None or truth.noise < best.noise:
-                best = truth
-            elif best.noise < need:
-                break  # from here on rounding makes it worse
-        last = rung
-    if best is None or not best.noise < need:
+    first = ladder.rung(LADDER[_FIRST])
+    best = _walk(ladder, first, LADDER[_FIRST + 1 :], need)
+    if not best.noise < need:
+        best = min(best, _walk(ladder, first, LADDER[_FIRST - 1 :: -1], need), key=_noise)
+    if not best.noise < need:
         raise Inconclusive(
-            f"no two step sizes agree (at best to {best.noise if best else math.nan:.0e}, wanted "
+            f"no two step sizes agree (at best to {best.noise:.0e}, wanted "
             f"{need:.0e}): kinks lie too densely around these weights, or the model computes in "
             "less than float64 inside"
         )
     if best.trace.vanishes(need) and best.whole.vanishes(need):
         raise Inconclusive("the trace and its gradient vanish here, so there is nothing to compare")
     return best
+
+
+def _walk(ladder: _Ladder, last: _Rung, kappas: Iterable[float], need: float) -> Truth:
+    """The best of the truths between neighbouring rungs, until it is good enough or gets worse."""
+    found: list[Truth] = []
+    for kappa in kappas:
+        rung = ladder.rung(kappa)
+        wide, narrow = sorted((last, rung), key=lambda one: -one.kappa)
+        found.append(ladder.compare(wide, narrow))
+        best = min(found, key=_noise)
+        if best.noise < need and (best is not found[-1] or best.sharp(need)):
+            break  # from here on rounding makes it worse, or there is nothing to be gained
+        last = rung
+    return min(found, key=_noise)
+
+
+def _noise(truth: Truth) -> float:
+    return truth.noise
 
 
 def asymmetry(box: Sandbox, truth: Truth, seed: int) -> float:

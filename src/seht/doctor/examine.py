@@ -61,7 +61,8 @@ def doctor(
             unknown.
         seed: of probes and of randomness inside the model.
         budget: about how many seconds it may take. Every figure is measured with less where time
-            is short, and says how well it is known; the check of the gradient takes what it needs.
+            is short, and says how well it is known; the check of the gradient takes half of it, and
+            what one direction needs.
         progress: ``True`` for a line on standard error, or a function called with each
             :class:`seht.measure.Progress`.
     """
@@ -168,6 +169,7 @@ def _checks(patient: Patient, choice: CurvatureChoice, seed: int, end: float) ->
                 seed=seed,
                 curvature=choice.curvature,
                 boundary=choice.boundary,
+                budget=max(0.0, end - time.perf_counter()),
             )
         )
         if found[-1].ok or time.perf_counter() > end:

@@ -42,6 +42,8 @@ def filled_in(
     weight = WeightPath.of(weight) if isinstance(weight, Mapping) else weight
     if curvature is None and isinstance(weight, WeightPath):
         curvature = weight.curvature  # another trace would have another weight
+    if curvature is None and (share is not None or isinstance(weight, (str, Tuning))):
+        curvature = "ggn"  # what every trial of shares and of the rule was made with
     return weight, share, "hessian" if curvature is None else curvature
 
 

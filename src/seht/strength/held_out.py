@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seht.distributed import Ranks
 from seht.precision.policy import Casts, prepared
@@ -87,8 +87,8 @@ def source(held_out: Any) -> Closure | HeldOutBatches:
     )
 
 
-def gradient(task: Task, precision: str, ranks: Ranks) -> Vector:
-    """The gradient of the task's closure in all trainable parameters.
+def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:
+    """The loss of the task's closure, and its gradient in all trainable parameters.
 
     The pass runs in the mode the model is in, in the precision of the other passes, past the
     user's hooks. Buffers and random state are as they were.
@@ -124,4 +124,4 @@ def gradient(task: Task, precision: str, ranks: Ranks) -> Vector:
             "the held-out loss depends on none of the probed weights; compute it with the model "
             "that is trained: held_out=lambda: loss_fn(model(xv), yv)"
         )
-    return result
+    return loss.detach(), result

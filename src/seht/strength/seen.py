@@ -26,6 +26,13 @@ class Seen:
     held_out: Vector
     metric: Preconditioner
     ranks: Ranks
+    losses: tuple[Tensor, ...] = ()
+    """On training and held-out data, where both were looked at."""
+
+    def means(self) -> list[float]:
+        """The losses, the same on all ranks."""
+        values = torch.stack([loss.detach().double().cpu() for loss in self.losses])
+        return [float(x) for x in self.ranks.mean(values)]
 
     def products(self, *pairs: tuple[Vector, Vector]) -> list[float]:
         """Inner products, the same on all ranks."""

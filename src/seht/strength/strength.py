@@ -133,10 +133,13 @@ class Strength:
         trace = _gradient(estimate.trace, weights) if TRACE in dose.look else {}
         loss = _gradient(estimate.loss, weights) if LOSS in dose.look else {}
         others: Vector = {}
+        losses: tuple[torch.Tensor, ...] = ()
         if dose.held_out is not None:
-            others = held.gradient(replace(task, closure=dose.held_out), precision, ranks)
+            away = replace(task, closure=dose.held_out)
+            value, others = held.gradient(away, precision, ranks)
+            losses = (estimate.loss, value)
         metric = Preconditioner(self._optimizer)
-        seen = Seen(weights, loss, trace, others, metric, ranks)
+        seen = Seen(weights, loss, trace, others, metric, ranks, losses)
         self.weight.learn(step, self.schedule, seen)
         self._place = ranks.place()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from seht.errors import NonFiniteError
 from seht.strength.path import WeightPath
+from seht.strength.regime import Regime
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
@@ -27,13 +28,15 @@ class TunedWeight(ShareWeight):
         super().__init__(tuning.start)
         self._tuning = tuning
         self._position = Position(math.log(tuning.home))
+        self._regime = Regime()
         self._points: tuple[tuple[float, float], ...] = ()
 
     def at(self, step: int, schedule: Schedule) -> float:
         """0 until the start is known."""
         if self._unit is None:
             return 0.0
-        return self._position.share(self._tuning) * self._unit
+        share = self._position.share(self._tuning)
+        return share * self._regime.factor(self._tuning.gap) * self._unit
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
         """At loss and trace until the start is known, then at trace and held-out loss."""
@@ -58,8 +61,12 @@ class TunedWeight(ShareWeight):
         if schedule.total_steps is not None and schedule.penalised is not None:
             looks = schedule.penalised // self._spacing(schedule)
             left = max(0.0, 1 - step / schedule.total_steps)
-        rate = self._tuning.rate(looks, left)
-        self._position = self._position.moved(_cosine(step, seen), rate, self._tuning)
+        train, held_out = seen.means()
+        cosine = _cosine(step, seen, held_out)
+        self._regime = self._regime.after(train, held_out)
+        counts = self._regime.counts(self._tuning.gap)
+        rate = self._tuning.rate(looks, left) if counts else 0.0
+        self._position = self._position.moved(cosine, rate, self._tuning)
         self._note(step, schedule)
 
     def _note(self, step: int, schedule: Schedule) -> None:
@@ -80,6 +87,7 @@ class TunedWeight(ShareWeight):
         """Position, moments and path too."""
         return super().state() | {
             "position": self._position.state(),
+            "regime": self._regime.state(),
             "points": [list(point) for point in self._points],
         }
 
@@ -87,18 +95,20 @@ class TunedWeight(ShareWeight):
         """Go on from there."""
         super().load_state(state)
         self._position = Position(**state["position"])
+        self._regime = Regime(**state["regime"])
         self._points = tuple((float(a), float(b)) for a, b in state["points"])
 
     def __repr__(self) -> str:
         return "'tuned'" if self._tuning == Tuning() else repr(self._tuning)
 
 
-def _cosine(step: int, seen: Seen) -> float:
+def _cosine(step: int, seen: Seen, loss: float) -> float:
     u, h = seen.held_out, seen.trace
     angle, own, others = seen.products((u, h), (u, u), (h, h))
-    if not math.isfinite(own):
+    if not math.isfinite(own + loss):
+        what = "held-out loss" if math.isfinite(own) else "gradient of the held-out loss"
         raise NonFiniteError(
-            f"the gradient of the held-out loss is not finite at step {step}; look for the "
+            f"the {what} is not finite at step {step}; look for the "
             "held-out batch that gives it, or lower the learning rate"
         )
     size = math.sqrt(own * others)

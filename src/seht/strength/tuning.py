@@ -14,6 +14,8 @@ What trials added to that:
 - the weight may not pass a multiple of that: the cosine does not see what the noise of single
   steps does, and without a bound it ran away on clean data (the gradient *after* the step sees it,
   but not what a smaller trace is good for later, and let the weight fall where it was needed);
+- the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
+  above the training loss (:mod:`seht.strength.regime`);
 - late looks count less, as the steps that they speak of do: where they did not, the weight fell at
   the end of the training and wrong labels were learnt after all.
 """
@@ -29,8 +31,9 @@ _FALLING = 0.5
 labels be learnt, and that is not undone."""
 _LOOKS = 150
 """A short training is looked at more often, so that it has so many looks."""
-_STEPS = 6
-"""A long one each sixth step: a look costs some 1.65 plain steps, 0.28 of one on average."""
+_STEPS = 8
+"""A long one each eighth step: a look is the held-out forward and backward pass and the trace's
+backward pass once more, some 1.65 plain steps, a fifth of one on average."""
 _FEW = 100
 """With fewer looks each would have to move too far: the weight then moves less in all."""
 _LEAD = 25
@@ -43,7 +46,7 @@ _UNKNOWN = 0.05
 class Tuning:
     """How ``weight="tuned"`` finds its weight; the defaults are those of the trials.
 
-    Cost: a look takes some 1.65 plain steps, 0.28 of one on average.
+    Cost: a look takes some 1.65 plain steps and comes each eighth step of a long training.
 
     Example:
         ```python
@@ -58,9 +61,12 @@ class Tuning:
         most: the share that it may not pass.
         least: the share below which it does not fall.
         travel: how far log(weight) could go if every look of the training said the same.
-        interval: looks at the held-out data each so many penalised steps; by default as often as a
-            sixth of all steps allows, and more often in a training too short for 150 of those.
+        interval: looks at the held-out data each so many penalised steps; by default as often as an
+            eighth of all steps allows, and more often in a training too short for 150 of those.
         home: the share that another start is led to over the first 25 looks, beside what they say.
+        gap: how far the training loss must be below the held-out loss, as a part of that, for the
+            whole weight; half of it is no gap, and leaves nothing of the weight. 0: the weight
+            needs none (:mod:`seht.strength.regime`).
     """
 
     start: float = 3.0
@@ -69,13 +75,14 @@ class Tuning:
     travel: float = 20.0
     interval: int | None = None
     home: float = 3.0
+    gap: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("start", "most", "least", "travel", "home"):
+        for name in ("start", "most", "least", "travel", "home", "gap"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name} must be a number, not {value!r}")
-            if not (math.isfinite(value) and value > 0):
+            if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "gap"))):
                 raise ValueError(f"{name} must be positive and finite, not {value!r}")
         if not self.least <= self.home <= self.most:
             raise ValueError(
@@ -93,7 +100,7 @@ class Tuning:
         """How many penalised steps lie between two looks."""
         if self.interval is not None:
             return self.interval
-        long = max(1, _STEPS // every)
+        long = -(-_STEPS // every)
         return long if penalised is None else max(1, min(long, penalised // _LOOKS))
 
     def rate(self, looks: int | None, left: float) -> float:

@@ -78,7 +78,7 @@ def tuned(form, given):
         optimizer.step()
     paths = _gather(penalty.path)
     assert paths[0] == paths[1] and len(set(paths[0].weights)) > 2
-    regimes = _gather(penalty.state_dict()["strength"]["regime"])
+    regimes = _gather(penalty.state_dict()["strength"]["gap"])
     assert regimes[0] == regimes[1] and regimes[0]["looks"] == 8
     same(model)
 

@@ -37,7 +37,7 @@ def tuned(kind, curvature, optimizer):
     a, b = (torch.tensor(p.path.weights, dtype=torch.float64) for p in (ours, theirs))
     assert len(set(b.tolist())) > 2
     assert torch.allclose(a, b, rtol=1e-5), (a / b).tolist()
-    regimes = [p.state_dict()["strength"]["regime"] for p in (ours, theirs)]
+    regimes = [p.state_dict()["strength"]["gap"] for p in (ours, theirs)]
     a, b = (torch.tensor(list(found.values()), dtype=torch.float64) for found in regimes)
     assert torch.allclose(a, b, rtol=1e-5), regimes
     off = distance(model, reference)

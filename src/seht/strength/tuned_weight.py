@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from seht.errors import NonFiniteError
+from seht.strength.gap import Gap
 from seht.strength.path import WeightPath
-from seht.strength.regime import Regime
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
@@ -28,7 +28,7 @@ class TunedWeight(ShareWeight):
         super().__init__(tuning.start)
         self._tuning = tuning
         self._position = Position(math.log(tuning.home))
-        self._regime = Regime()
+        self._gap = Gap()
         self._points: tuple[tuple[float, float], ...] = ()
 
     def at(self, step: int, schedule: Schedule) -> float:
@@ -36,7 +36,7 @@ class TunedWeight(ShareWeight):
         if self._unit is None:
             return 0.0
         share = self._position.share(self._tuning)
-        return share * self._regime.factor(self._tuning.gap) * self._unit
+        return share * self._gap.factor(self._tuning.gap) * self._unit
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
         """At loss and trace until the start is known, then at trace and held-out loss."""
@@ -63,8 +63,8 @@ class TunedWeight(ShareWeight):
             left = max(0.0, 1 - step / schedule.total_steps)
         train, held_out = seen.means()
         cosine = _cosine(step, seen, held_out)
-        self._regime = self._regime.after(train, held_out)
-        counts = self._regime.counts(self._tuning.gap)
+        self._gap = self._gap.after(train, held_out)
+        counts = self._gap.counts(self._tuning.gap)
         rate = self._tuning.rate(looks, left) if counts else 0.0
         self._position = self._position.moved(cosine, rate, self._tuning)
         self._note(step, schedule)
@@ -87,7 +87,7 @@ class TunedWeight(ShareWeight):
         """Position, moments and path too."""
         return super().state() | {
             "position": self._position.state(),
-            "regime": self._regime.state(),
+            "gap": self._gap.state(),
             "points": [list(point) for point in self._points],
         }
 
@@ -95,7 +95,7 @@ class TunedWeight(ShareWeight):
         """Go on from there."""
         super().load_state(state)
         self._position = Position(**state["position"])
-        self._regime = Regime(**state["regime"])
+        self._gap = Gap(**state["gap"])
         self._points = tuple((float(a), float(b)) for a, b in state["points"])
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ What trials added to that:
   steps does, and without a bound it ran away on clean data (the gradient *after* the step sees it,
   but not what a smaller trace is good for later, and let the weight fall where it was needed);
 - the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
-  above the training loss (:mod:`seht.strength.regime`);
+  above the training loss (:mod:`seht.strength.gap`);
 - late looks count less, as the steps that they speak of do: where they did not, the weight fell at
   the end of the training and wrong labels were learnt after all.
 """
@@ -66,7 +66,7 @@ class Tuning:
         home: the share that another start is led to over the first 25 looks, beside what they say.
         gap: how far the training loss must be below the held-out loss, as a part of that, for the
             whole weight; half of it is no gap, and leaves nothing of the weight. 0: the weight
-            needs none (:mod:`seht.strength.regime`).
+            needs none (:mod:`seht.strength.gap`).
     """
 
     start: float = 3.0

@@ -26,7 +26,7 @@ _WHOLE = 0.9
 
 
 @dataclass(frozen=True)
-class Regime:
+class Gap:
     """Running means of both losses, and of their squared difference."""
 
     looks: int = 0
@@ -34,11 +34,11 @@ class Regime:
     held_out: float = 0.0
     square: float = 0.0
 
-    def after(self, train: float, held_out: float) -> Regime:
+    def after(self, train: float, held_out: float) -> Gap:
         """One look further."""
         looks = self.looks + 1
         rate = max(1 / looks, 1 / _MEMORY)
-        return Regime(
+        return Gap(
             looks,
             self.train + rate * (train - self.train),
             self.held_out + rate * (held_out - self.held_out),
@@ -46,7 +46,7 @@ class Regime:
         )
 
     @property
-    def gap(self) -> float:
+    def relative(self) -> float:
         """The part of the held-out loss that is not there on training data, less its own error."""
         gap, size = self.held_out - self.train, max(abs(self.train), abs(self.held_out))
         counted = min(self.looks, _MEMORY)
@@ -59,7 +59,7 @@ class Regime:
         """What the weight is multiplied by, where this gap is enough for the whole of it and half
         of it is none.
         """
-        return 1.0 if gap == 0 else min(1.0, max(_LEAST, 2 * self.gap / gap - 1))
+        return 1.0 if gap == 0 else min(1.0, max(_LEAST, 2 * self.relative / gap - 1))
 
     def counts(self, gap: float) -> bool:
         """Whether what a look says of the weight is to be believed."""

@@ -1,4 +1,4 @@
-"""The regime: a weight that finds no gap between held-out and training loss falls away."""
+"""The gap: a weight that finds no gap between held-out and training loss falls away."""
 
 import random
 
@@ -8,18 +8,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import seht
-from seht.strength.regime import Regime
+from seht.strength.gap import Gap
 
 GAP = seht.Tuning().gap
 
 
 def after(train, held_out, looks=60, noise=0.0):
     """The factors of a training with these losses, functions of its part."""
-    draw, regime, found = random.Random(0), Regime(), []
+    draw, gap, found = random.Random(0), Gap(), []
     for k in range(looks):
         part = k / looks
-        regime = regime.after(train(part) + draw.gauss(0, noise), held_out(part))
-        found.append((part, regime.factor(GAP)))
+        gap = gap.after(train(part) + draw.gauss(0, noise), held_out(part))
+        found.append((part, gap.factor(GAP)))
     return found
 
 
@@ -55,12 +55,12 @@ def test_a_small_gap_may_be_the_choice_of_examples():
 def test_losses_below_zero_and_no_look_at_all():
     found = after(lambda part: -2.0, lambda part: -1.0)
     assert found[-1][1] == 1
-    assert Regime().factor(GAP) == 0.02 and Regime(50, 1.0, 1.0, 0.0).factor(0) == 1
+    assert Gap().factor(GAP) == 0.02 and Gap(50, 1.0, 1.0, 0.0).factor(0) == 1
 
 
 def test_looks_without_a_gap_do_not_move_the_weight():
     """It is at its start when it is needed, and what is seen then moves it."""
-    assert not Regime(50, 1.0, 1.0, 0.0).counts(GAP) and Regime(50, 0.5, 1.0, 0.25).counts(GAP)
+    assert not Gap(50, 1.0, 1.0, 0.0).counts(GAP) and Gap(50, 0.5, 1.0, 0.25).counts(GAP)
     still, free = (path(seht.Tuning(gap=gap), fresh=True) for gap in (GAP, 0.0))
     low, high = min(still), max(still)
     assert high / low < 1.001 and max(free) / min(free) > 1.5

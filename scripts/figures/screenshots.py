@@ -97,7 +97,7 @@ def photograph(page: Path, width: int, height: int | None = None, *, dark: bool 
 
 def keep(image, file: Path) -> None:
     """With a palette: pages have few colours."""
-    image.quantize(64, dither=Image.Dither.NONE).save(file, optimize=True)
+    image.quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
     print(f"{file.relative_to(ROOT)}: {image.width} x {image.height}, {file.stat().st_size:,} B")
 
 

@@ -37,7 +37,7 @@ examples:
   seht bench --fast                 what each estimator costs on this machine
   seht list                         recipes, methods and presets, a line each
   seht train digits --method seht-h train one method
-  seht compare digits               every method, several seeds: the paper's table for your data
+  seht compare digits               every method, several seeds, a table with intervals
   seht measure runs/a runs/b        how flat are these models? a table and a page
   seht report DIR                   the table and the page of a comparison, made again
 """

@@ -20,27 +20,27 @@ NOISE = 0.4
 
 
 def digits_noisy() -> Recipe:
-    """300 of scikit-learn's digits, 60 of them for validation: seconds for a run."""
+    """300 digits, 60 of them for validation, 4 in 10 labels replaced: seconds for a run."""
     return _noisy(digits(), gauss_newton(1e-2), validation=60)
 
 
 def cifar10_16_noisy() -> Recipe:
-    """cifar10-16: 2,000 images averaged to 16x16, 400 of them for validation."""
+    """cifar10-16 with 4 in 10 labels replaced: 2,000 images, 400 of them for validation."""
     return _noisy(cifar10_16(), gauss_newton(3e-3), validation=400)
 
 
 def cifar10_low_noisy() -> Recipe:
-    """cifar10-low: 2,000 images, 400 of them for validation."""
+    """cifar10-low with 4 in 10 labels replaced: 2,000 images, 400 of them for validation."""
     return _noisy(cifar10_low(), gauss_newton(3e-3), validation=400)
 
 
 def cifar10_noisy() -> Recipe:
-    """cifar10, the paper's network and schedule: 50,000 images, 5,000 of them for validation."""
+    """cifar10 with 4 in 10 labels replaced: 50,000 images, 5,000 of them for validation."""
     return _noisy(cifar10(), gauss_newton(3e-3), validation=5000)
 
 
 def cifar10_noisy_small() -> Recipe:
-    """cifar10-small: 5,000 images, 1,000 of them for validation."""
+    """cifar10-small with 4 in 10 labels replaced: 5,000 images, 1,000 for validation."""
     made = _noisy(cifar10_small(), gauss_newton(3e-3), validation=1000)
     return dataclasses.replace(made, name="cifar10-noisy-small")
 
@@ -59,12 +59,12 @@ def cifar10_large_noisy() -> Recipe:
 
 
 def cancer_noisy() -> Recipe:
-    """cancer: 200 cases, 40 of them for validation."""
+    """cancer with 4 in 10 labels replaced: 200 cases, 40 of them for validation."""
     return _noisy(cancer(), gauss_newton(1e-2), validation=40)
 
 
 def italy_power_noisy() -> Recipe:
-    """italy-power: 200 days, 40 of them for validation."""
+    """italy-power with 4 in 10 labels replaced: 200 days, 40 of them for validation."""
     return _noisy(italy_power(), gauss_newton(1e-2), validation=40)
 
 

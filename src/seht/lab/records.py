@@ -89,7 +89,7 @@ def read_json(path: Path) -> Any:
     except (ValueError, OSError) as error:
         raise RunError(
             f"{path} cannot be read ({error}); it was not written by seht as it is: remove it, and "
-            "the same command makes it again"
+            "the command that made it makes it again"
         ) from error
 
 

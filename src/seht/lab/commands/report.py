@@ -31,11 +31,12 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write the files, print the table and where the page is."""
     need("lab", "seht report", "jinja2", "matplotlib", "rich", "scipy")
     from seht.lab import report
+    from seht.lab.records import RunError
 
     try:
         files = report.write(arguments.directory, arguments.power)
         report.show(arguments.directory, arguments.power)
-    except report.ReportError as error:
+    except RunError as error:
         raise UsageError(str(error)) from error
     print(files["report.html"])
     return 0

@@ -16,13 +16,12 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
         from seht.lab import progress
         from seht.lab.ranks import leads
         from seht.lab.records import RunError
-        from seht.lab.report import ReportError
 
         try:
             with warnings.catch_warnings():
                 progress.plain_warnings()
                 return function(arguments)
-        except (RunError, ReportError, MissingExtraError) as error:
+        except (RunError, MissingExtraError) as error:
             if not leads():
                 return 2  # the first rank says it
             raise UsageError(str(error)) from error

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seht.lab import records
-from seht.lab.report.load import ReportError, load
+from seht.lab.report.load import load
 from seht.lab.report.rows import build
 
-__all__ = ["ReportError", "show", "write"]
+__all__ = ["show", "write"]
 
 
 def write(directory: str | Path, power: float | None = None) -> dict[str, Path]:
@@ -48,7 +48,7 @@ def _sense(directory: str | Path) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ReportError(
+        raise records.RunError(
             f"no report can be made of the records in {str(directory)!r} ({reason}; "
             f"{Path(where.filename).name}, line {where.lineno}): one was altered; `seht compare` "
             "makes those again that you remove"
@@ -80,5 +80,5 @@ def _replace(file: Path, text: str) -> Path:
         records.write(file, text)
     except records.RunError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
-        raise ReportError(f"cannot write {str(file)!r}: {reason}") from error
+        raise records.RunError(f"cannot write {str(file)!r}: {reason}") from error
     return file

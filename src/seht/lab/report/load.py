@@ -1,4 +1,4 @@
-"""Reads a comparison's directory; whatever is wrong with it is a :class:`ReportError`."""
+"""Reads a comparison's directory; whatever is wrong with it is a ``RunError`` in one line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seht.lab.records import RunError, loads
+from seht.lab.records import RunError, read_json
 
 DONE, FAILED, UNFINISHED, MISSING = "done", "failed", "unfinished", "not started"
-
-
-class ReportError(RunError):
-    """A directory that no report can be made of, said in one line with what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +79,14 @@ def load(directory: str | Path) -> ComparisonRecord:
     """Read everything a report needs."""
     top = Path(directory)
     if not top.is_dir():
-        raise ReportError(f"there is no directory {str(directory)!r}")
+        raise RunError(f"there is no directory {str(directory)!r}")
     about = top / "comparison.json"
-    if not about.is_file():
-        raise ReportError(
+    asked = read_json(about)
+    if asked is None:
+        raise RunError(
             f"{str(directory)!r} is not a comparison: it has no comparison.json; "
             f"`seht compare RECIPE --out {directory}` writes one"
         )
-    asked = _json(about)
     recipe: Any = asked.get("recipe")
     methods: Any = asked.get("methods")
     seeds: Any = asked.get("seeds")
@@ -106,7 +102,7 @@ def load(directory: str | Path) -> ComparisonRecord:
         and all(isinstance(seed, int) for seed in seeds)
     )
     if not well_formed:
-        raise ReportError(
+        raise RunError(
             f"{str(about)!r} does not name a recipe, its data, methods and seeds; "
             "`seht compare` writes it anew"
         )
@@ -115,11 +111,10 @@ def load(directory: str | Path) -> ComparisonRecord:
         run = _run(folder)
         if run is not None and run.method in methods and run.seed in seeds:
             runs[run.method, run.seed] = run
-    costs = _json(top / "cost.json") if (top / "cost.json").is_file() else {}
+    costs = read_json(top / "cost.json") or {}
     if not all(isinstance(cost, dict) for cost in costs.values()):
-        raise ReportError(f"{str(top / 'cost.json')!r} is not a table of costs; {_AGAIN}")
-    grid = _json(top / "grid.json") if (top / "grid.json").is_file() else {}
-    found = grid.get("runs") or {}
+        raise RunError(f"{str(top / 'cost.json')!r} is not a table of costs; {_AGAIN}")
+    found = (read_json(top / "grid.json") or {}).get("runs") or {}
     searches = {name: found[name] for name in methods if isinstance(found.get(name), int)}
     return ComparisonRecord(recipe, methods, seeds, runs, costs, asked.get("version"), searches)
 
@@ -129,41 +124,28 @@ _AGAIN = "delete it, and `seht compare` makes it again"
 
 def _run(folder: Path) -> RunRecord | None:
     """A run, begun or done; ``None`` for a folder in which nothing has been written yet."""
-    if not (folder / "config.json").is_file() and not (folder / "result.json").is_file():
+    file = folder / "result.json"
+    config, result = read_json(folder / "config.json"), read_json(file)
+    if config is None and result is None:
         return None
-    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = config or {}
     curves = _curves(folder / "metrics.csv")
     versions = {str(k): str(v) for k, v in (config.get("versions") or {}).items()}
-    file = folder / "result.json"
-    if not file.is_file():
+    if result is None:
         if not isinstance(config.get("method"), str) or not isinstance(config.get("seed"), int):
-            raise ReportError(f"{str(folder / 'config.json')!r} names no method or seed; {_AGAIN}")
+            raise RunError(f"{str(folder / 'config.json')!r} names no method or seed; {_AGAIN}")
         epochs = len(curves.get("epoch", []))
         said = f"{epochs} epoch{'' if epochs == 1 else 's'} done; `seht compare` continues it"
         method, seed = config["method"], config["seed"]
         return RunRecord(method, seed, UNFINISHED, said, curves=curves, versions=versions)
-    result = _json(file)
     method, seed, status = result.get("method"), result.get("seed"), result.get("status")
     if not isinstance(method, str) or not isinstance(seed, int) or status not in (DONE, FAILED):
-        raise ReportError(f"{str(file)!r} names no method, seed or status; {_AGAIN}")
+        raise RunError(f"{str(file)!r} names no method, seed or status; {_AGAIN}")
     metrics = result.get("metrics")
     if status == DONE and not (isinstance(metrics, dict) and isinstance(metrics.get("last"), dict)):
-        raise ReportError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
+        raise RunError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
     reason = None if result.get("reason") is None else str(result["reason"])
     return RunRecord(method, seed, status, reason, result, curves, versions)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ReportError(f"cannot read {str(file)!r}: {reason}") from error
-    except ValueError as error:
-        raise ReportError(f"{str(file)!r} is cut short or is not JSON; {_AGAIN}") from error
-    if not isinstance(found, dict):
-        raise ReportError(f"{str(file)!r} is not a JSON object; {_AGAIN}")
-    return found
 
 
 def _curves(file: Path) -> dict[str, list[float]]:
@@ -179,4 +161,4 @@ def _curves(file: Path) -> dict[str, list[float]]:
                 for name, cells in zip(header, zip(*whole, strict=True), strict=False)
             }
     except (OSError, ValueError, csv.Error) as error:
-        raise ReportError(f"{str(file)!r} is not a table of numbers; {_AGAIN}") from error
+        raise RunError(f"{str(file)!r} is not a table of numbers; {_AGAIN}") from error

@@ -18,7 +18,7 @@ from seht.lab.report.load import load
 from seht.lab.report.rows import build, options_of, split
 from seht.lab.report.stats import seeds_needed
 from seht.lab.report.table import comma_separated, markdown
-from seht.lab.report.words import command, lead
+from seht.lab.report.words import brief, command, lead
 
 
 @pytest.fixture(scope="module")
@@ -407,3 +407,12 @@ def test_it_says_how_often_the_test_set_is_read(tmp_path, curve):
     said = markdown(build(load(tmp_path)))
     assert ("is read once, at the end of a run." in said) != curve
     assert ("after every epoch for the figure alone." in said) == curve
+
+
+def test_power_without_a_spread_and_beyond_all_seeds(tmp_path):
+    comparisons.comparison(tmp_path / "one", ["weight-decay", "sam"], seeds=1)
+    table = build(load(tmp_path / "one"), 1.0)
+    assert "two seeds or more" in brief(table) and "seeds for" not in markdown(table)
+    comparisons.comparison(tmp_path / "many", ["weight-decay", "sam"], seeds=3)
+    table = build(load(tmp_path / "many"), 1e-6)
+    assert "> 100,000" in markdown(table) and "two seeds or more" not in brief(table)

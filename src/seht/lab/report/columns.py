@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from seht.lab import paper
 from seht.lab.report.rows import ENDS, MethodRow, ReportTable
+from seht.lab.report.stats import MOST_SEEDS
 from seht.lab.robustness import BITS, NOISE
 from seht.measure.numbers import number
 
@@ -137,7 +138,7 @@ def _seeds(table: ReportTable) -> Iterator[Column]:
     )
     yield Column(
         f"seeds for\n{table.power or 0:g}",
-        lambda row: "" if row.needed is None else f"{row.needed:,}",
+        lambda row: _needed(row) if table.power else "",
         priority=2,
         meaning=(
             f"seeds for {table.power or 0:g}",
@@ -277,6 +278,12 @@ def _equilibria(row: MethodRow) -> str:
     if yes in (0, known):
         return "(settled)" if yes else "(still moving)"
     return f"(settled: {yes} of {known})"
+
+
+def _needed(row: MethodRow) -> str:
+    if row.difference is None or row.difference.spread is None:
+        return ""
+    return f"> {MOST_SEEDS:,}" if row.needed is None else f"{row.needed:,}"
 
 
 def _spread(row: MethodRow) -> str:

@@ -65,6 +65,9 @@ def brief(table: ReportTable) -> str:
     said = f"mean ± standard error over n seeds; {_which(table)}; trace: {trace_in_words(table)}"
     if any(row.verdict for row in table.rows):
         said += "; *: p below 5 % after Holm's correction"
+    spreads = [row.difference.spread for row in table.rows if row.difference]
+    if table.power and not any(spread is not None for spread in spreads):
+        said += "; --power needs two methods with two seeds or more, whose spread it is about"
     gaps_ = gaps(table)
     failed = sum(run.status == FAILED for run, _ in gaps_)
     if failed:

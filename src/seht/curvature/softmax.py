@@ -16,7 +16,7 @@ the loss is made of cross-entropies (``cross_entropy.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,40 +56,27 @@ class SoftmaxCurvature:
 
     def product(self, direction: list[Tensor]) -> list[Tensor]:
         """H d."""
-        return self.pushed(direction, None, 1.0)[1]
+        found = self._zeros()
+        for term, part, rows, p, [d] in self._stretches(direction):
+            _add(found[term.place], rows, _moments(p, d)[0].mul_(term.share[part]))
+        return self._shaped(found)
 
     def along(self, direction: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """d^T H d, H d, and the derivative of the first in the outputs."""
-        value, product = self.pushed(direction, None, 1.0)
-        return value, product, self.pulled(direction, None, 1.0)
-
-    def pushed(
-        self, above: list[Tensor], below: list[Tensor] | None, width: Any, factor: Any = 1.0
-    ) -> tuple[Tensor, list[Tensor]]:
-        """d^T H d and ``factor`` H d, for d = (above - below) / width, or above itself."""
-        found, values = self._zeros(), [self.terms[0].share.new_zeros(())]
-        for term, part, rows, p, ends in self._stretches(above, below):
-            own, _, variance = _moments(p, ends, width)
+        found, bent, values = self._zeros(), self._zeros(), [self.terms[0].share.new_zeros(())]
+        for term, part, rows, p, [d] in self._stretches(direction):
+            own, centred, variance = _moments(p, d)
             share = term.share[part]
             values.append((variance * share).sum())
-            _add(found[term.place], rows, own.mul_(share * factor))
-        return torch.stack(values).sum(), self._shaped(found)
+            third = centred.mul_(own).addcmul_(p, variance, value=-1).mul_(share)
+            _add(bent[term.place], rows, third)
+            _add(found[term.place], rows, own.mul_(share))
+        return torch.stack(values).sum(), self._shaped(found), self._shaped(bent)
 
-    def pulled(
-        self, above: list[Tensor], below: list[Tensor] | None, width: Any, factor: Any = 0.0
-    ) -> list[Tensor]:
-        """The derivative of d^T H d in the outputs, less ``factor`` H d."""
-        found = self._zeros()
-        for term, part, rows, p, ends in self._stretches(above, below):
-            own, centred, variance = _moments(p, ends, width)
-            third = centred.sub_(factor).mul_(own).addcmul_(p, variance, value=-1)
-            _add(found[term.place], rows, third.mul_(term.share[part]))
-        return self._shaped(found)
-
-    def _stretches(self, *others: list[Tensor] | None) -> Iterator[Stretch]:
+    def _stretches(self, *others: list[Tensor]) -> Iterator[Stretch]:
         """A few rows of every term: the probabilities, and the same rows of other tensors."""
-        given = [self._outputs, *(other for other in others if other is not None)]
         for term in self.terms:
+            given = [self._outputs, *others]
             z, *rest = [in_rows(other[term.place].detach(), term.dim) for other in given]
             for part, rows in term.stretches(z.shape[1]):
                 yield term, part, rows, z[rows].softmax(1), [other[rows] for other in rest]
@@ -136,9 +123,8 @@ def again(log_p: Tensor, dim: int) -> Tensor:
     return given
 
 
-def _moments(p: Tensor, ends: Sequence[Tensor], width: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """p (d - m), d - m, and the variance."""
-    d = ends[0] if len(ends) == 1 else (ends[0] - ends[1]).div_(width)
     centred = d - (p * d).sum(1, keepdim=True)
     own = p * centred
     return own, centred, (own * centred).sum(1, keepdim=True)

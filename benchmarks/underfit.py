@@ -22,7 +22,7 @@ import seht
 STEPS = 300
 ROWS = {
     "tuned": {"weight": "tuned"},
-    "tuned, gentle": {"weight": seht.Tuning(start=0.3, home=0.3, most=1.0)},
+    "tuned, gap=0": {"weight": seht.Tuning(gap=0.0)},
     "share 1": {"share": 1.0},
     "share 4": {"share": 4.0},
 }

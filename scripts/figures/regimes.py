@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from weight import PAGE, ROOT, paired
+from weight import ROOT, fill, paired
 
 RECORDS = ROOT / "results" / "regimes.json.xz"
 WORSE = {"accuracy": 1.0, "perplexity": 1.0}
@@ -96,9 +96,7 @@ def main() -> None:
         RECORDS.write_bytes(lzma.compress(json.dumps(runs).encode()))
         print(f"{len(runs)} runs in {RECORDS.relative_to(ROOT)}")
     runs = json.loads(lzma.decompress(RECORDS.read_bytes()))
-    page, begin, end = PAGE.read_text(), "<!-- harm -->\n", "<!-- end of harm -->"
-    head, rest = page.split(begin)
-    PAGE.write_text(f"{head}{begin}\n{table(runs)}\n\n{end}{rest.split(end, 1)[1]}")
+    fill("harm", table(runs))
 
 
 if __name__ == "__main__":

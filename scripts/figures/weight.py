@@ -4,7 +4,8 @@
     python scripts/figures/weight.py --gather judged=DIR,DIR search=DIR,DIR   # write the records
 
 The records (`results/weight.json.xz`) are the runs of `docs/evidence/weight-protocol.md`, gathered
-from the folders that `seht compare` wrote, and the search for a share that came before them.
+from the folders that `seht compare` wrote, and the search for a share that came before them. A kind
+that is gathered takes the place of what there was of it; `gap` is the rule that sees the regime.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def draw_weights(runs: list[Run]) -> None:
     left.set(xscale="log", ylim=(68, 97), xlabel="weight", title="test accuracy, %")
     left.text(1.1e-4, 69, "dotted: no penalty   star: tuned, one run", color="black", fontsize=9)
     for run in runs:
-        if run.get("path") and run["noise"] == 0.4 and not run["again"]:
+        if run.get("path") and run["noise"] == 0.4 and run["kind"] == "judged" and not run["again"]:
             right.plot(*zip(*run["path"], strict=True), color=OURS, linewidth=1, alpha=0.7)
     right.set(
         yscale="log", xlim=(0, 1), xlabel="part of the training", ylim=(1e-3, 4e-2),
@@ -144,8 +145,8 @@ def draw_reasons(runs: list[Run]) -> None:
     plots.save(figure, "it-did-not-help.svg")
 
 
-def table(runs: list[Run]) -> str:
-    """The judged rows and the protocol's verdicts."""
+def table(runs: list[Run], kind: str) -> str:
+    """The judged rows of a kind, and the protocol's verdicts."""
     lines = [
         "| labels replaced | trained on | seeds | without | best fixed weight | tuned | share 4 | "
         "tuned, to the best fixed | verdict |",
@@ -153,7 +154,7 @@ def table(runs: list[Run]) -> str:
     ]
     for noise in (0.4, 0.2, 0.0):
         for again in (False, True):
-            where = {"kind": "judged", "noise": noise, "again": again}
+            where = {"kind": kind, "noise": noise, "again": again}
             found = grid(runs, **where)
             tuned = column(runs, "weight=tuned", **where)
             if not found or not tuned:
@@ -164,7 +165,7 @@ def table(runs: list[Run]) -> str:
             seeds = set(tuned).intersection(*found.values())
             weight = max(found, key=lambda w: mean({s: found[w][s] for s in seeds}))
             cells = [
-                f"{mean({s: v[s] for s in seeds if s in v}):.1f}"
+                f"{mean({s: v[s] for s in seeds if s in v}):.1f}" if v else ""
                 for v in (
                     column(runs, "weight-decay", **where),
                     found[weight],
@@ -186,27 +187,33 @@ def table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
+def fill(name: str, lines: str) -> None:
+    """Put a table in its place on the page."""
+    page, begin, end = PAGE.read_text(), f"<!-- {name} -->\n", "<!-- end -->"
+    head, rest = page.split(begin)
+    PAGE.write_text(f"{head}{begin}\n{lines}\n\n{end}{rest.split(end, 1)[1]}")
+
+
 def main() -> None:
     """Gather, or draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gather", nargs="+", metavar="KIND=DIR,DIR")
     options = parser.parse_args()
+    runs = json.loads(lzma.decompress(RECORDS.read_bytes())) if RECORDS.exists() else []
     if options.gather:
-        runs = []
         for part in options.gather:
             kind, folders = part.split("=", 1)
+            runs = [run for run in runs if run["kind"] != kind]
             for folder in folders.split(","):
                 runs += gather(kind, Path(folder))
         RECORDS.write_bytes(lzma.compress(json.dumps(runs).encode()))
         print(f"{len(runs)} runs in {RECORDS.relative_to(ROOT)}")
         return
-    runs = json.loads(lzma.decompress(RECORDS.read_bytes()))
     IMAGES.mkdir(exist_ok=True)
     draw_weights(runs)
     draw_reasons(runs)
-    page, begin, end = PAGE.read_text(), "<!-- table -->\n", "<!-- end -->"
-    head, rest = page.split(begin)
-    PAGE.write_text(f"{head}{begin}\n{table(runs)}\n\n{end}{rest.split(end, 1)[1]}")
+    fill("table", table(runs, "judged"))
+    fill("gap", table(runs, "gap"))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the training loss, and goes again where the two meet.
 What trials added to that:
 
 - while there is no gap the looks say nothing of what the weight should be later: counted, they had
-  lowered it by the time it was needed, and half of the gain was lost;
+  lowered it by the time it was needed, and a quarter of the gain was lost (two runs);
 - a gap of some hundredths may be the choice of the held-out examples, which no number of looks at
   the same ones averages out: it does not count, and of a larger one the error of the mean is taken
   off.

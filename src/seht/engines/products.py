@@ -147,8 +147,8 @@ def loss_in_logits(
         outputs = marks.outputs
         if len(outputs) != 1:
             raise ValueError(
-                f"the model puts out {len(outputs)} tensors with a gradient, and which one holds "
-                'the logits is not to be told; name their module with boundary="module.name"'
+                f"the model puts out {len(outputs)} tensors with a gradient, any of which may hold "
+                'the logits; name their module with boundary="module.name"'
             )
         (found,), curved = slope(loss, outputs)
         gradient = torch.zeros_like(outputs[0]) if found is None else found

@@ -76,7 +76,7 @@ class StepControl:
     """The relative rounding of the passes that the step was found for; 0 before the first use."""
 
     def copy(self, names: Iterable[str]) -> StepControl:
-        """For a use of these tensors: the search begins anew where they are not those of before."""
+        """For a use of these tensors; the search starts again where the last ones were others."""
         checksum = zlib.crc32(" ".join(names).encode()) or 1
         if self.names in (0, checksum):
             return replace(self, names=checksum)

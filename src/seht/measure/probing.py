@@ -41,7 +41,7 @@ class BatchTraces:
     shared: tuple[str, ...]
     """Tensors that had one direction for all examples."""
     affine: bool
-    """Whether the Hessian's trace was had as that of the Gauss-Newton matrix."""
+    """Whether the Hessian's trace was taken from the Gauss-Newton matrix, whose trace is equal."""
 
 
 class Probing:

@@ -101,8 +101,8 @@ def _gradient_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tupl
     out = func(*args, **kwargs)
     graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
     if graph:
-        _whole_graph(mode)
-        if mode.witness is not None:
+        mode.spoil_prefix()  # every pass takes this gradient in its own graph
+        if mode.watched:
             # Of a gradient through a fused norm: that of the loss is wrong, in any training.
             ends = {**dict(zip(("outputs", "inputs"), args, strict=False)), **kwargs}
             refuse_wrong(
@@ -115,12 +115,6 @@ def _gradient_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tupl
     return out, None if graph else out
 
 
-def _whole_graph(mode: Recording) -> None:
-    """Every pass takes this gradient in its own graph, which a kept prefix would cut short."""
-    if mode.prefix is not None:
-        mode.prefix.spoil()
-
-
 GRADIENT = Rule(_gradient_record, kept_or_run)
 """A gradient taken inside the closure: a constant, unless it keeps its graph."""
 
@@ -128,7 +122,7 @@ GRADIENT = Rule(_gradient_record, kept_or_run)
 def _backward_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if mode.cut:
         raise KeepGraph
-    _whole_graph(mode)
+    mode.spoil_prefix()
     return func(*args, **kwargs), None
 
 

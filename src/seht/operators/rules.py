@@ -60,10 +60,13 @@ class Recording(Mode, Protocol):
 
     cut: bool
     """The centre's graph before the outputs is not even made."""
-    witness: Any
-    """Compares the passes, where they are watched."""
-    prefix: Any
-    """The calls before the first drawn weight, which are made once."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether the passes are compared."""
+
+    def spoil_prefix(self) -> None:
+        """Every pass has to run from the start, also before the first drawn weight."""
 
     def hear(self) -> None:
         """The closure wants to see gradients of its tensors."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seht.operators.axes.axes import Axis
 from seht.operators.operator import argument_names
-from seht.operators.rules import Mode, Rule
+from seht.operators.rules import Mode, Recording, Rule
 from seht.persample.uses import Replaying, Use, shifted, tracker_of, use_of
 from seht.tensors.trees import stand_in
 
@@ -65,7 +65,7 @@ def batch_norm() -> Rule:
     """Batch norm: as any norm in eval mode; in train mode with its statistics held, if asked."""
     plain, names = norm(F.batch_norm, 1), argument_names(F.batch_norm)
 
-    def record(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tracker = tracker_of(mode)
         given = dict(zip(names, args, strict=False)) | kwargs
         x, tag = given["input"], tracker.get(given["input"])

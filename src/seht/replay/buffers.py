@@ -130,7 +130,7 @@ class BorrowedBuffers:
         return [module for other in self.others for module in other.modules()]
 
     def _adopt(self, modules: Iterable[nn.Module]) -> None:
-        with torch._C.DisableTorchFunction():  # our own operations are none of the closure's
+        with torch._C.DisableTorchFunction():  # our operations, not the closure's
             for module in modules:
                 if id(module) in self._known:
                     continue

@@ -33,7 +33,7 @@ from seht.tensors.hooks import hooks_of
 from seht.tensors.random_state import RandomState
 
 Hidden = Callable[[], AbstractContextManager[Any]]
-"""What surrounds a run of the closure, so that its mode does not see what is none of its calls."""
+"""What surrounds a run of the closure, so that its mode does not see the calls of others."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Guarded:
         """Run the closure."""
         if in_extra_run():
             return self._run()
-        with torch._C.DisableTorchFunction():  # our own looks are none of the closure's
+        with torch._C.DisableTorchFunction():  # we look, not the closure
             before = [
                 (p, p.grad, -1 if p.grad is None else version(p.grad))
                 for p in self._model.parameters()

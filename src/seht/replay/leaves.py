@@ -21,7 +21,7 @@ from seht.tensors.trees import StandIns
 
 
 class Leaves:
-    """The leaves of one estimate. ``made`` are none of the model's: later passes may make them
+    """The leaves of one estimate. ``made`` do not belong to the model: later passes may make them
     anew. A graph ``older`` than the closure is the user's, and survives.
     """
 

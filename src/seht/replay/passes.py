@@ -72,11 +72,11 @@ class Passes:
         self._watch = plan.watch
 
     def _reached(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """What the loss depends on, and what of that is none of the model's."""
+        """What the loss depends on, and what of that does not belong to the model."""
         return leaves, self._beside_the_model(leaves)
 
     def _beside_the_model(self, leaves: list[Tensor]) -> list[Tensor]:
-        """The leaves that are none of the model's, in the order of their use; they are rare."""
+        """The leaves that do not belong to the model, in the order of their use; they are rare."""
         others = {id(leaf) for leaf in leaves} - {id(p) for p in self.task.parameters}
         if not others:
             return []

@@ -135,13 +135,22 @@ class Recorder(PassMode):
         if self.lean:
             raise KeepGraph
 
+    @property
+    def watched(self) -> bool:
+        """Whether the passes are compared."""
+        return self.witness is not None
+
+    def spoil_prefix(self) -> None:
+        """Every pass has to run from the start: a kept prefix would cut its graph short."""
+        if self.prefix is not None:
+            self.prefix.spoil()
+
     def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
         """What an activation checkpoint that is made now has to run again in.
 
         The centre decides as it did, at the same weights, and nobody needs to remember it.
         """
-        if self.prefix is not None:  # a part of it would be missing when it runs again
-            self.prefix.spoil()
+        self.spoil_prefix()  # a part of it would be missing when it runs again
         if self.tracker is not None and self.tracker.coupling == "frozen":
             raise KinkError(
                 "coupling='frozen' keeps the batch statistics of each pass, and an activation "

@@ -38,7 +38,7 @@ def refuse_shared(
     """Refuse a chosen parameter that overlaps in memory with another one of the model.
 
     ``a.weight.data = b.weight.data`` makes two parameters of one memory. To autograd they are two;
-    moved in place they are one, and which of the two traces is wanted is not to be told. One
+    moved in place they are one, and nobody can say which of the two traces is wanted. One
     parameter under two names is tied, and right.
     """
     where = tuple(_address(t) for _, t in everything)
@@ -53,7 +53,7 @@ def refuse_shared(
 
 
 def refuse_others(weights: dict[str, Tensor], leaves: Iterable[Tensor]) -> None:
-    """The same for drawn weights and leaves of the loss that are none of the model's."""
+    """The same for drawn weights and leaves of the loss that do not belong to the model."""
     for leaf in leaves:
         for name, weight in weights.items():
             if _address(leaf) and _address(weight) and _near(leaf, weight):

@@ -28,7 +28,7 @@ from seht.strength.strength import Dose, Strength
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import interruptible, uninterrupted
 from seht.tensors.random_state import RandomState
-from seht.tensors.undo import Undo, gathered
+from seht.tensors.undo import Undo, differentiated
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Course:
                     estimate = self._elsewhere(task, closure)
                 total = self._penalise(task, estimate, step, dose)
                 if lean and estimate.total is None:
-                    total = gathered(total, scaler)
+                    total = differentiated(total, scaler)
                 _, aux, has_aux = split(estimate.output)
                 own = estimate.loss.detach() if estimate.own is None else estimate.own
                 done = Step((total, aux) if has_aux else total, estimate.commit, own)

@@ -32,7 +32,7 @@ class Undo:
                 way()
 
 
-def gathered(total: Tensor, scaler: Any = None) -> Tensor:
+def differentiated(total: Tensor, scaler: Any = None) -> Tensor:
     """The same scalar, its gradient computed already: handing it out is all that is left to do.
 
     A backward pass through the network may fail half-way (a function of the user's, lack of memory)

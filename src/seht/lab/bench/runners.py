@@ -111,31 +111,34 @@ class Penalty(Runner):
     # The engine compares steps on first use and every so often. Timed steps are those in between.
 
     @property
-    def _steps(self) -> Any:
-        return getattr(self.penalty._course.engine, "steps", None)
+    def _steps(self) -> dict[str, Any]:
+        """What the engine remembers of its steps; nothing where it compares none."""
+        found: dict[str, Any] = self.penalty.state_dict()["engine"]
+        return found
+
+    def _set(self, **steps: int) -> bool:
+        if not self._steps:
+            return False
+        state = self.penalty.state_dict()
+        self.penalty.load_state_dict({**state, "engine": {**state["engine"], **steps}})
+        return True
 
     def steady(self) -> bool:
         """No more checks from now on; whether the engine would have made any."""
-        if self._steps is None:
-            return False
-        self._steps.uses, self._steps.next_check = max(2, self._steps.uses), NEVER
-        return True
+        return self._set(uses=max(2, self._steps.get("uses", 0)), next_check=NEVER)
 
     def check_next(self) -> bool:
         """Let the next step be one with a check, if the engine has such."""
-        if self._steps is None:
-            return False
-        self._steps.next_check = 0
-        return True
+        return self._set(next_check=0)
 
     def settle(self, most: int = 8) -> None:
         """Let the engine find its step, as it would in the first steps of training."""
         for draw in self.drawn(most):
-            before = None if self._steps is None else self._steps.next_check
-            if self._steps is None or not self._steps.due:
+            steps = self._steps
+            if not steps or steps["uses"] < steps["next_check"]:
                 break
             self.gradient(draw)
-            if self._steps.next_check == before:  # nothing was checked
+            if self._steps["next_check"] == steps["next_check"]:  # nothing was checked
                 break
         self.steady()
 
@@ -148,7 +151,7 @@ class Penalty(Runner):
 
     @property
     def _undrawn(self) -> float:
-        keep = getattr(self._estimator, "keep", 1.0)
+        keep = self._estimator.keep if isinstance(self._estimator, seht.SehtD) else 1.0
         return float((1 - keep) ** self._count)
 
     def layers(self, draw: int) -> tuple[int, ...]:

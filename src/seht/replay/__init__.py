@@ -1,11 +1,11 @@
 """A closure as a function that can be run again, at other weights and with the same decisions.
 
 - ``plan`` says what will be done, ``centre`` runs the closure and records it (``recorder``),
-  ``passes`` runs it again (``replayer``); what both modes share is in ``mode``. ``prefix``: what
-  comes before the first drawn weight is kept.
+  ``passes`` runs it again (``replayer``); what both modes share is in ``mode``. ``leaves``: what
+  gradients are taken in; ``prefix``: what comes before the first drawn weight is kept.
 - Every run begins alike and leaves nothing behind: ``weights``, ``buffers``, ``checkpoints``.
 - The closure must repeat itself, and only compute a loss: ``witness``, ``closures``, ``reentry``,
-  ``aliases``, ``intermediates``, ``made_leaves``, ``groups``.
+  ``aliases``, ``intermediates``, ``made_leaves``.
 
 For ``distributed``, ``engines`` and what is above them.
 """

@@ -1,9 +1,9 @@
 """Tensors, the graphs behind them and the process around them; knows nothing of estimates.
 
-- Tensors: ``trees`` (structures of them), ``views`` and ``shared_memory`` (who lies where),
-  ``layouts``, ``dtensors``, ``gradients`` (one for each leaf).
-- Graphs: ``graph`` (leaves, and gradients handed out later), ``nodes``, ``graph_need``,
-  ``deferred``, ``solid``, ``modulus``, ``hooks``.
+- Tensors: ``trees`` (structures of them), ``shared_memory`` (who lies where), ``layouts``,
+  ``dtensors``, ``gradients`` (one for each leaf).
+- Graphs: ``graph`` (walks through them, and gradients handed out later), ``graph_need``,
+  ``deferred``, ``once_differentiable``, ``solid``, ``modulus``, ``hooks``.
 - The process: ``process`` (all that we change in it), ``random_state``, ``interrupts``, ``undo``.
 
 The lowest floor: anyone may import it, and it imports nothing of ours.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -158,3 +160,12 @@ def test_no_object_is_assigned_to_from_outside() -> None:
 def test_a_folder_says_who_it_is(folder: str) -> None:
     text = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text("utf-8")))
     assert text and len(text.splitlines()) >= 2, f"{folder}/__init__.py: what lives here, for whom?"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_names_what_is_there(folder: str) -> None:
+    module = importlib.import_module(f"seht.{folder}")
+    for word in re.findall(r"``([a-z_]+(?:/[a-z_]*)*(?:\.py)?)``", module.__doc__ or ""):
+        file = word if word.endswith(("/", ".py")) else f"{word}.py"
+        homes = (ROOT / folder / file, ROOT / file, ROOT / folder / word, ROOT / word)
+        assert any(map(Path.exists, homes)) or hasattr(module, word), f"{folder}: {word} is gone"

@@ -210,7 +210,7 @@ TASKS = {
     ),
     "digits-noisy-fitted": Task(
         "digits-noisy",
-        EVERY,
+        (*EVERY, Stage("carried", {"tr(G) share carried": "{digits-noisy:tr(G) share}"})),
         20,
         (*NO_EXTRAS, "--batch", "20"),
         title="digits, 40 % replaced, steps enough to fit them",

@@ -12,7 +12,7 @@ from torch import Tensor
 from seht import functional, probes
 from seht.check.sandbox import one_line
 from seht.curvature.flat_losses import NoCurvature, NotTwice
-from seht.curvature.head import find_head
+from seht.curvature.head import find_head, returns_loss
 from seht.doctor.patient import Patient
 from seht.engines import Engine, make_engine
 from seht.estimators import SehtH
@@ -44,8 +44,14 @@ class CurvatureChoice(PlainResult):
 def choose_curvature(patient: Patient, seed: int) -> CurvatureChoice:
     """The Gauss-Newton trace where it can be had, at a boundary that may have to be found."""
     head, said = find_head(patient.model), ""
-    flat = twice = False
+    flat = twice = labelled = False
+
+    def look(_: Any, __: Any, arguments: dict[str, Any]) -> None:
+        nonlocal labelled
+        labelled = labelled or returns_loss(arguments)
+
     for boundary in [None] if head is None else [None, head]:
+        watch = patient.model.register_forward_pre_hook(look, with_kwargs=True)
         try:
             gradients(patient, make_engine("auto"), "ggn", boundary, patient.few, seed)
         except Exception as error:  # whatever it is, there is another curvature
@@ -53,11 +59,13 @@ def choose_curvature(patient: Patient, seed: int) -> CurvatureChoice:
             flat = flat or isinstance(error, NoCurvature)
             twice = twice or isinstance(error, NotTwice)
             continue
-        if boundary is None:
+        finally:
+            watch.remove()
+        if boundary is None and not (labelled and head is not None):
             why = "the loss is curved in the model's outputs; it is cheaper than tr(H) and bounded"
             return CurvatureChoice("ggn", None, f"{why} below where the loss is convex in them")
         why = f"the model returns its own loss, so that the outputs to take are its head's, {head}"
-        return CurvatureChoice("ggn", boundary, why, refused=said)
+        return CurvatureChoice("ggn", head, why, refused=said or None)
     if twice:
         why = "the loss cannot be differentiated twice (as CTC cannot), which tr(G) needs and"
         why += " tr(H) by differences does not"

@@ -15,13 +15,13 @@ from seht.guards import Guard
 WEIGHT = 1e-3
 
 
-def feed(guard, traces, *, loss=1.0, weight=WEIGHT):
+def feed(guard, traces, *, loss=1.0, weight=WEIGHT, **more):
     """The warnings that these traces raise, and the step of the first."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         first = None
         for step, trace in enumerate(traces):
-            guard.update(loss=loss, trace=trace, penalty=weight * trace, weight=weight)
+            guard.update(loss=loss, trace=trace, penalty=weight * trace, weight=weight, **more)
             if caught and first is None:
                 first = step
     assert all(w.category is seht.PenaltyWarning for w in caught)
@@ -65,6 +65,24 @@ def test_a_penalty_that_outgrows_the_loss_warns_once_with_the_fix():
     assert 0.001 * 100 * 1.05**first > 1
     for word in ("outgrows the loss", "0.001", "warmup=", "limit=0.5"):
         assert word in said[0]
+
+
+def test_a_weight_that_was_found_may_outgrow_the_loss():
+    traces = [100.0 * 1.05**k for k in range(200)]
+    said, _ = feed(Guard(), traces, loss=1.0, weight=1e-3, given=False)
+    assert said == []
+
+
+@pytest.mark.parametrize("how, silent", [({"weight": 10.0}, False), ({"share": 50.0}, True)])
+def test_a_step_says_whether_its_weight_was_given(how, silent):
+    model = network()
+    penalty = seht.HessianTrace(model, curvature="ggn", seed=0, **how)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(40):
+            penalty(closure_of(model))
+    assert penalty.last.penalty > penalty.last.loss
+    assert silent is not any("outgrows" in str(w.message) for w in caught)
 
 
 def test_both_warnings_may_come():

@@ -74,10 +74,17 @@ class Account:
         self._plain_loss = loss.detach() if one else None
 
     def charge(
-        self, task: Task, estimate: Estimate, step: int, ranks: Checking, *, steady: bool
+        self,
+        task: Task,
+        estimate: Estimate,
+        step: int,
+        ranks: Checking,
+        *,
+        steady: bool,
+        given: bool,
     ) -> tuple[Tensor, StepRecord]:
         """The penalised loss of a step, and its record as far as it is known now; a ``steady``
-        weight will not grow any more.
+        weight will not grow any more, and one that is not ``given`` was found.
         """
         factor = task.coefficient(estimate.loss, estimate.trace)
         seen = [estimate.loss, estimate.trace, factor]
@@ -91,7 +98,12 @@ class Account:
             if total is None:
                 total = estimate.loss + used * estimate.trace
             self.guard.update(
-                loss=loss, trace=trace, penalty=penalty, weight=task.weight, steady=steady
+                loss=loss,
+                trace=trace,
+                penalty=penalty,
+                weight=task.weight,
+                steady=steady,
+                given=given,
             )
         elif self._raising:
             _raise_nonfinite(step, trace)

@@ -186,7 +186,9 @@ class Course:
 
     def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
         """Look at the estimate, note it, and return the penalised loss."""
-        total, record = self.account.charge(task, estimate, step, self.ranks, steady=dose.steady)
+        total, record = self.account.charge(
+            task, estimate, step, self.ranks, steady=dose.steady, given=dose.given
+        )
         if record.trace is not None and math.isfinite(record.trace):
             precision = self.engine.precision
             self.strength.look(dose, step, task, estimate, precision, self.ranks)

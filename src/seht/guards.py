@@ -60,10 +60,18 @@ class Guard:
         return math.sqrt(self.spread * (1 - _DECAY) / (1 + _DECAY))
 
     def update(
-        self, *, loss: float, trace: float, penalty: float, weight: float, steady: bool = False
+        self,
+        *,
+        loss: float,
+        trace: float,
+        penalty: float,
+        weight: float,
+        steady: bool = False,
+        given: bool = True,
     ) -> None:
         """Take in one penalised step and warn where that is due; ``steady`` is a weight that will
-        not grow any more.
+        not grow any more. One that is not ``given`` was measured by gradients, and where labels
+        are memorised it does its work with a penalty larger than the loss.
         """
         self.count += 1
         rate = max(1 - _DECAY, 1 / self.count)  # a plain mean until the memory is full
@@ -82,12 +90,12 @@ class Guard:
                 f"lower bound. Lower the weight (now {weight:.3g}), start later (warmup=), bound "
                 'it with limit=, or use curvature="ggn", which is never negative for a convex loss.'
             )
-        if not self.warned_share and self.share > 1:
+        if given and not self.warned_share and self.share > 1:
             self.warned_share = True
             warn(
                 f"seht: the penalty outgrows the loss (running mean {self.share:.3g} times its "
-                f"size). Lower the weight (now {weight:.3g}) or the share, start later (warmup=), "
-                "or bound the penalty with limit=, for example limit=0.5."
+                f"size). Lower the weight (now {weight:.3g}), start later (warmup=), or bound "
+                "the penalty with limit=, for example limit=0.5."
             )
         faint = steady and self.count >= _PATIENCE and 0 < self.penalty < _FAINT * self.loss
         if faint and not self.warned_faint:

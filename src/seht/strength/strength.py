@@ -35,6 +35,8 @@ class Dose:
     """Whose gradients to look at."""
     steady: bool
     """Whether the weight will not grow any more."""
+    given: bool
+    """Whether it was given, not found: as a share, tuned or by a path."""
     held_out: Closure | None = None
 
     @property
@@ -108,7 +110,8 @@ class Strength:
         calm = self.weight.calm
         most = None if calm is None else calm.most
         steady = self.weight.steady and self.schedule.grown(step)
-        return Dose(self.schedule.weight(base, step), base, most, look, steady, chosen)
+        fixed = self.weight.kind == "given"
+        return Dose(self.schedule.weight(base, step), base, most, look, steady, fixed, chosen)
 
     def _refuse_held_out(self) -> None:
         if not self.tuned:

@@ -93,14 +93,14 @@ def loops(monkeypatch):
     return calls
 
 
-FAST = (gpt2, "lora", True)
+FAST = [(model, "lora", model is gpt2) for model in MODELS]
 ROWS = [(m, a, c) for m in MODELS for a in (None, "lora", "dora") for c in (False, True)]
 
 
 def rows(chosen):
     return pytest.mark.parametrize(
         ("build", "adapter", "checkpointed"),
-        [row if row == FAST else pytest.param(*row, marks=pytest.mark.slow) for row in chosen],
+        [row if row in FAST else pytest.param(*row, marks=pytest.mark.slow) for row in chosen],
     )
 
 

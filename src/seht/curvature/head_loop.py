@@ -97,6 +97,8 @@ class KeptRows:
     def __init__(self) -> None:
         self._logits: Tensor | None = None
         self._bend: Tensor | None = None
+        self._written = 0
+        """Rows of the trace's cotangents that have been written since they were forgotten."""
 
     def keep(self, part: slice, logits: Tensor, count: int) -> None:
         """Some of so many rows."""
@@ -105,16 +107,25 @@ class KeptRows:
         self._logits[part] = logits
 
     def rows(self, part: slice) -> Tensor:
-        """Some logits, to be overwritten."""
+        """Some logits."""
         assert self._logits is not None
-        return self._logits[part].clone()
+        return self._logits[part]
 
-    def take(self, part: slice, cotangents: Tensor) -> None:
-        """Of the trace, in the same rows."""
+    def room(self, part: slice) -> Tensor:
+        """For the trace's cotangents of some rows, in order: their place, the first time."""
         assert self._logits is not None
         if self._bend is None:
-            self._bend = torch.zeros_like(self._logits)
-        self._bend[part] += cotangents
+            self._bend, self._written = torch.empty_like(self._logits), 0
+        if part.start < self._written:
+            return torch.empty_like(self._logits[part])
+        self._written = part.stop
+        return self._bend[part]
+
+    def take(self, part: slice, cotangents: Tensor) -> None:
+        """What was written into that room."""
+        assert self._bend is not None
+        if cotangents.data_ptr() != self._bend[part].data_ptr():
+            self._bend[part] += cotangents
 
     def straighten(self) -> None:
         """Forget them."""
@@ -165,15 +176,18 @@ def run(
         for part in stretches(len(rows), above.weight):
             own = rows[part]
             there = own if places is None else places[own]
-            z = centre.rows(part) if isinstance(centre, KeptRows) else centre.logits(own)
+            if isinstance(centre, KeptRows):
+                z, bent = centre.rows(part), centre.room(part)
+            else:
+                z = bent = centre.logits(own)
             ahead = above.logits(there)
             loss = None if apart is None else torch.zeros_like(z)
-            values += _bend(term, part, z, ahead, width.to(z.dtype), slope, loss)
+            values += _bend(term, part, z, ahead, bent, width.to(z.dtype), slope, loss)
             above.take(there, ahead)
             if isinstance(centre, KeptRows):
-                centre.take(part, z)
+                centre.take(part, bent)
             else:
-                centre.take(own, z)
+                centre.take(own, bent)
             if apart is not None and loss is not None:
                 apart.take(own, loss)
     return torch.stack(values).sum()
@@ -197,15 +211,18 @@ def _bend(
     part: slice,
     logits: Tensor,
     ahead: Tensor,
+    bent: Tensor,
     width: Tensor,
     slope: Any,
     loss: Tensor | None,
 ) -> list[Tensor]:
-    """Turn both logits into their cotangents, as many rows as a cache holds at a time."""
+    """Turn those ahead into their cotangents, as many rows as a cache holds at a time; those of
+    the centre's logits go into ``bent``, which may be the logits themselves.
+    """
     found = []
     for near in at_hand(len(logits), logits.shape[1], logits.device):
         rows = slice(part.start + near.start, part.start + near.stop)
-        z, d, share = logits[near], ahead[near], term.share[rows]
+        z, d, into, share = logits[near], ahead[near], bent[near], term.share[rows]
         p = z.softmax(1)
         d.sub_(z).div_(width)
         d.sub_(torch.linalg.vecdot(p, d).unsqueeze(1))
@@ -213,10 +230,10 @@ def _bend(
         variance = torch.linalg.vecdot(own, d).unsqueeze(1)
         found.append((variance * share).sum())
         # The derivative of the trace in z at a fixed direction, less that of the direction.
-        torch.sub(d, 2 / width, out=z).mul_(own).addcmul_(p, variance, value=-1).mul_(share)
+        torch.sub(d, 2 / width, out=into).mul_(own).addcmul_(p, variance, value=-1).mul_(share)
         torch.mul(own, share * (2 / width), out=d)
         if loss is not None:
             term.add_slope(loss[near], rows, p)
         elif not isinstance(slope, float) or slope != 0:
-            term.add_slope(z, rows, p, slope)
+            term.add_slope(into, rows, p, slope)
     return found

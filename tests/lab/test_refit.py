@@ -31,6 +31,9 @@ def test_a_tuned_weight_is_found_and_its_path_gone_again(tmp_path, capsys):
     assert found["steps"] == 16 and {r["steps"] for r in judged.values()} == {24}
     told = next(tmp_path.glob("runs/seht-h_weight=tuned*/seed-0/config.json"))
     assert WeightPath.of(json.loads(told.read_text())["paths"]["seht-h"]) == path
+    assert "--seeds 1 --refit --" in (tmp_path / "table.md").read_text()  # to repeat it
+    page = (tmp_path / "report.html").read_text()
+    assert "40 % replaced at random" in page and "trained on too" in page
     before = (tmp_path / "table.csv").read_text()
     capsys.readouterr()
     assert compare(tmp_path, methods, "--refit") == 0  # nothing is run again

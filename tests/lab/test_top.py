@@ -50,6 +50,15 @@ def test_best_belongs_to_a_search(tmp_path, capsys):
     assert "search with --grid" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("others", ["", ",sam(rho=0.1)", ",weight-decay+mixup"])
+def test_best_is_a_row_s_of_the_same_search(tmp_path, capsys, others):
+    """Without one the recipe's own weight decay would pass for the best."""
+    assert compare(tmp_path / "c", f"weight-decay(weight=best)+sam{others}", "--grid") == 2
+    said = capsys.readouterr().err
+    assert "add weight-decay to --methods" in said and said.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
 @pytest.mark.parametrize("name", ["digits", "digits-noisy", "gpt-small", "cancer-noisy"])
 def test_what_a_search_compares_by_default_can_be_built(name):
     made = recipe(name)

@@ -33,19 +33,31 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
         texts += more(recipe) if arguments.grid else []
     else:
         texts = split_list(arguments.methods)
+    waiting = [text for text in texts if arguments.grid and _over_decay(text)]
+    if waiting and not any([*read(text)] == ["weight-decay"] for text in {*texts} - {*waiting}):
+        raise ValueError(
+            f"{waiting[0]} goes on top of what a row weight-decay finds, and there is none; add "
+            "weight-decay to --methods"
+        )
     rows = []
     for text in texts:
         if not arguments.grid and f"weight={BEST}" in text:
             raise ValueError(f"{text}: the best weight is what --grid finds; search with --grid")
         found = candidates(text, recipe, arguments.budget) if arguments.grid else expand(text)
-        over = arguments.grid and read(text).get("weight-decay", {}).get("weight") == BEST
-        rows.append([_entry(recipe, candidate, over_decay=over) for candidate in found])
+        rows.append([_entry(recipe, candidate, over_decay=text in waiting) for candidate in found])
     slugs = [entry.slug for row in rows for entry in row]
     for row in rows:
         for entry in row:
             if slugs.count(entry.slug) > 1:
                 raise ValueError(f"{entry.name} is given twice in --methods; leave one out")
     return recipe, rows
+
+
+def _over_decay(text: str) -> bool:
+    from seht.lab.methods.parse import read
+    from seht.lab.search import BEST
+
+    return read(text).get("weight-decay", {}).get("weight") == BEST
 
 
 def more(recipe: Recipe) -> list[str]:

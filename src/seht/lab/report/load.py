@@ -51,6 +51,8 @@ class ComparisonRecord:
     version: str | None = None
     searches: Mapping[str, int] = field(default_factory=dict)
     """Trainings that the choice of a method's setting took, where there was a search."""
+    refit: bool = False
+    """Whether what is judged was trained on the validation examples too."""
 
     @property
     def name(self) -> str:
@@ -116,7 +118,8 @@ def load(directory: str | Path) -> ComparisonRecord:
         raise RunError(f"{str(top / 'cost.json')!r} is not a table of costs; {_AGAIN}")
     found = (read_json(top / "grid.json") or {}).get("runs") or {}
     searches = {name: found[name] for name in methods if isinstance(found.get(name), int)}
-    return ComparisonRecord(recipe, methods, seeds, runs, costs, asked.get("version"), searches)
+    version, refit = asked.get("version"), asked.get("refit") is True
+    return ComparisonRecord(recipe, methods, seeds, runs, costs, version, searches, refit)
 
 
 _AGAIN = "delete it, and `seht compare` makes it again"

@@ -77,6 +77,8 @@ def _facts(table: ReportTable) -> list[tuple[str, str]]:
     data, model = recipe["data"], recipe.get("model") or {}
     found = [
         ("data", f"{data['name']}" + (f", {data['size']:,} examples" if data.get("size") else "")),
+        ("labels", f"{100 * data['noise']:g} % replaced at random" if data.get("noise") else ""),
+        ("validation", "trained on too" if table.comparison.refit else ""),
         ("network", str(model.get("name", ""))),
         ("epochs", str(recipe.get("epochs", ""))),
         ("batch", str(recipe.get("batch", ""))),

@@ -171,6 +171,7 @@ def command(comparison: ComparisonRecord) -> str:
     parts += ["--seeds", str(len(seeds))]
     if seeds and seeds[0]:
         parts += ["--first-seed", str(seeds[0])]
+    parts += ["--refit"] if comparison.refit else []
     for name, value in changes(comparison).items():
         parts += [f"--{name}", written(value)]
     return shlex.join([*parts, "--out", "DIR"])

@@ -1,7 +1,7 @@
-"""Everything that is raised or warned of by name, and how a misspelt name is answered.
+"""The exceptions and warnings that users can catch, and the message for a misspelt name.
 
-An error says in one line what is wrong and what to do about it. What only passes between two
-modules of the library and never reaches a user is defined where it is caught.
+An error says in one line what is wrong and what to do about it. Exceptions that never reach a user
+are defined in the module that catches them.
 """
 
 from __future__ import annotations
@@ -10,40 +10,43 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST = 320
-"""Characters of a list that is still read; of a longer one the nearest names are enough."""
+"""A list of known names longer than this many characters is cut to the nearest ones."""
 _NEAREST = 6
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or the estimate is not finite."""
+    """The loss or the trace is NaN or infinite; ``on_nonfinite="skip"`` leaves the penalty out."""
 
 
 class KinkError(RuntimeError):
-    """An operation has a kink that the difference engine cannot freeze."""
+    """The model uses an operation with a kink that the difference engine has no rule for.
+
+    Teach it one with :func:`seht.register_kink`, or use ``engine="autograd"``.
+    """
 
 
 class ExampleError(RuntimeError):
-    """The loss is no sum over examples, or the examples cannot be told apart."""
+    """SEHT-S needs a loss that is a sum over examples, and this one mixes them before the sum."""
 
 
 class UnrepeatableError(RuntimeError):
-    """The closure did something else when it ran again."""
+    """The closure computed something else when it ran again, such as the loss of another batch."""
 
 
 class MissingExtraError(ImportError):
-    """A package of an extra is not installed."""
+    """A package of an extra, such as ``seht[measure]``, is not installed."""
 
 
 class UsageError(Exception):
-    """A mistake in the call of a command that its user can put right, said in one line."""
+    """A mistake in a command line, which becomes one line of text and exit code 2."""
 
 
 class PenaltyWarning(UserWarning):
-    """The penalty does something its user should know of."""
+    """The penalty is probably not doing what its user wants: too weak, too strong, not in use."""
 
 
 def unknown(what: str, given: object, known: Iterable[object]) -> str:
-    """A message that suggests what may have been meant, and what there is besides."""
+    """The message for an unknown name: the nearest known one, and a list of all."""
     names = [str(name) for name in known]
     near = difflib.get_close_matches(str(given), names, n=_NEAREST, cutoff=0.0)
     close = near and difflib.SequenceMatcher(None, near[0], str(given)).ratio() >= 0.5

@@ -1,6 +1,4 @@
-r"""The estimators, the paper's and one with a probe for each example.
-
-They say which probes are drawn, and how they become a trace.
+r"""The estimators: the paper's two, and one with a probe for each example.
 
 With probes :math:`\sigma_1 .. \sigma_K` an estimate is
 
@@ -34,7 +32,7 @@ _COUPLINGS = ("refuse", "own", "frozen")
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What an engine needs to know of an estimator; all that is read of one."""
+    """What an engine needs from an estimator; an object with these members is one."""
 
     @property
     def name(self) -> str:
@@ -50,13 +48,13 @@ class Estimator(Protocol):
 
     @property
     def signs(self) -> bool:
-        """Whether every entry of a probe is 1 or -1: then its length is known."""
+        """Whether every entry of a probe is 1 or -1, so that its norm is known without a look."""
 
     def layers(self, count: int, seed: int) -> tuple[int, ...]:
         """Which of ``count`` tensors are drawn in this step."""
 
     def entries(self, shape: torch.Size, seed: int, device: torch.device) -> Tensor:
-        """One tensor's part of a probe: int8 signs or floating numbers."""
+        """The probe's entries for one tensor: int8 signs or floating-point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +62,9 @@ class SehtH:
     """SEHT-H, the paper's Algorithm 1: Hutchinson's estimator of the whole trace.
 
     Every entry of every chosen tensor is +1 or −1 with probability 1/2, so that E[s sᵀ] = I and
-    E[sᵀ H s] = tr(H).
+    E[sᵀ H s] = tr(H) (Hutchinson, Communications in Statistics 19, 1990).
 
-    Cost: three plain steps with one probe, 1 + 2 K with K; two, or 1 + K, for `curvature="ggn"`.
+    Cost: 1 + 2 K plain steps with K probes, so three with one; 1 + K with `curvature="ggn"`.
 
     Args:
         probes: K, the paper's maxIter: the number of probes averaged.
@@ -113,16 +111,16 @@ class SehtD:
     equal weight SEHT-D is 1 / (2 p₁ p₂) times weaker than SEHT-H, 200 times at p = 0.05, 5,000
     times at p = 0.01. `rescale=True` divides by 2 p₁ p₂ and is unbiased for tr(H).
 
-    Cost: a step on which no tensor is kept is a plain step; else less than SEHT-H, as what comes
-    before the first kept tensor is computed once. On a ResNet-18 1.2 plain steps at p = 0.01 and
-    1.9 at 0.05.
+    Cost: a step on which no tensor is kept is a plain step. The others cost less than with SEHT-H,
+    because the layers before the first kept tensor are computed once. On a ResNet-18 a step takes
+    on average 1.2 plain ones at p = 0.01 and 1.9 at p = 0.05.
 
     Args:
-        probes: the paper's maxIter.
+        probes: K, the paper's maxIter: the number of probes averaged.
         prob: p₂, in (0, 0.5].
         layer_prob: p₁, in (0, 1]; `prob` if not given, as in the paper.
         rescale: divide by 2 p₁ p₂.
-        distribution: of the entries that are not 0: `"rademacher"` (the paper's) or `"gaussian"`.
+        distribution: of the nonzero entries: `"rademacher"` (the paper's) or `"gaussian"`.
 
     Example:
         ```python
@@ -176,22 +174,22 @@ class SehtS:
     """SEHT-S: Hutchinson's estimator with a probe of its own for every example of the batch.
 
     The loss is a sum over examples, L = Σ Lₙ, so that tr(H) = Σ tr(Hₙ) and each example may have
-    its own probe sₙ = S ∘ rₙ qₙᵀ (`persample/signs.py`): as unbiased as one for all, and its error
-    falls with the number of examples. It needs the difference engine, and a loss in which examples
-    do not meet before they are summed.
+    its own probe sₙ = S ∘ rₙ qₙᵀ (`persample/signs.py`; flipout, arXiv 1803.04386). The estimate is
+    unbiased too, and its error falls with the number of examples. It needs the difference engine,
+    and a loss that does not mix examples before it sums over them.
 
-    Cost: counting large products three plain steps, two for `curvature="ggn"`; with the elementwise
-    work about 3.5 and 2.3.
+    Cost: about 3.5 plain steps, 2.3 with `curvature="ggn"`; without the elementwise work it would
+    be three and two.
 
     Args:
         probes: the number of probes averaged, for each example.
-        batch_dim: the dimension of the model's inputs that holds the examples; found by looking at
-            what the model does if not given.
-        coupling: what to do where examples do meet. `"refuse"` is an error. `"own"` goes on and
-            estimates Σ tr(Hₙₙ): the trace if every example had its own copy of the weights; what
-            one example's copy does to another's loss is left out. `"frozen"` holds the batch
-            statistics of train-mode BatchNorm and estimates the trace of the network with these
-            statistics; its gradient does flow through them.
+        batch_dim: the dimension of the model's inputs that holds the examples; if not given, it is
+            found by following the examples through the model.
+        coupling: what to do if the model mixes examples. `"refuse"` raises an error. `"own"`
+            estimates Σ tr(Hₙₙ), the trace as if every example had its own copy of the weights; how
+            one example's copy changes another's loss is left out. `"frozen"` takes the batch
+            statistics of train-mode BatchNorm as constants in the trace; the penalty's gradient
+            still flows through them.
 
     Example:
         ```python
@@ -220,7 +218,7 @@ class SehtS:
         return tuple(range(count))
 
     def entries(self, shape: torch.Size, seed: int, device: torch.device) -> Tensor:
-        """The part that all examples share, Rademacher signs."""
+        """S, the Rademacher signs that all examples share."""
         return draw.rademacher(shape, seed, device)
 
 
@@ -236,7 +234,7 @@ def make(
 ) -> Estimator:
     """The estimator of that name with these options, or the user's own object as it is.
 
-    ``beside`` are names that may be given too, and misspelt: they are suggested.
+    ``beside`` are further names to suggest where an option is misspelt.
     """
     if not isinstance(estimator, str):
         if not isinstance(estimator, Estimator) or isinstance(estimator, type):

@@ -1,4 +1,4 @@
-"""The pure functions beside :class:`seht.HessianTrace`."""
+"""The functions beside :class:`seht.HessianTrace`, and the argument checks that they share."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def hessian_trace(
     seed: int | None = None,
     **options: Any,
 ) -> Tensor:
-    """Estimate tr(H), as E[sᵀ H s] over random probes s, of the closure's loss in chosen weights.
+    """Estimate tr(H) of the closure's loss, as the mean of sᵀ H s over random probes s.
 
-    Returns a 0-dim tensor that is differentiable in every leaf of the loss: a zero without graph
-    where the estimator draws no layer, a plain value under ``torch.no_grad()``. Buffers such as
-    BatchNorm statistics are left as they were; the global random state ends where one run of the
-    closure leaves it (where no layer is drawn, the closure does not run at all).
+    Returns a 0-dim tensor that is differentiable in every leaf of the loss (a plain value under
+    ``torch.no_grad()``, and 0 without a graph if the estimator draws no layer). Buffers such as
+    BatchNorm statistics stay as they were. The global random state ends where one run of the
+    closure leaves it; if no layer is drawn, the closure does not run.
 
     Cost: 1 + 2 K runs of the closure and as many backward passes, with K probes; 1 + K for `"ggn"`.
 
@@ -60,10 +60,11 @@ def hessian_trace(
         model: the module whose weights are probed.
         closure: computes the loss, a scalar or ``(scalar, aux)``.
         estimator: ``"seht-h"``, ``"seht-d"``, ``"seht-s"`` or an estimator object.
-        engine: ``"auto"`` or an engine's name.
+        engine: ``"difference"`` (what ``"auto"`` takes) or ``"autograd"``.
         curvature: ``"hessian"``, or ``"ggn"`` for the Gauss-Newton part Jᵀ H_out J.
-        params: which tensors, see :func:`seht.probes.choose`.
-        boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's.
+        params: which tensors to probe, as in :class:`seht.HessianTrace`.
+        boundary: for ``"ggn"``, the name of the module whose outputs are the network's outputs, if
+            it is not the model itself.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
         options: the estimator's own, such as ``probes`` or ``prob``, and the engine's, such as
             ``kappa``.
@@ -89,17 +90,16 @@ def loss_and_trace(
     seed: int | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """Loss and trace of one training step, both differentiable; arguments as in
-    :func:`seht.hessian_trace`, and so is the cost.
+    """Loss and trace of one training step, both differentiable, for an objective of your own.
 
-    Returns ``(loss, trace)``, or ``(loss, trace, aux)`` where the closure returns
-    ``(loss, aux)``. Unlike there this *is* the step's forward pass: BatchNorm statistics move,
-    once.
+    Returns ``(loss, trace)``, or ``(loss, trace, aux)`` if the closure returns ``(loss, aux)``.
+    Arguments and cost are those of :func:`seht.hessian_trace`. Unlike that function this is the
+    step's own forward pass, so BatchNorm statistics move, once.
 
     Example:
         ```python
         loss, trace = seht.loss_and_trace(model, lambda: loss_fn(model, batch), seed=0)
-        (loss + 1e-3 * trace.clamp(min=0)).backward()  # an objective of your own
+        (loss + 1e-3 * trace.clamp(min=0)).backward()
         ```
     """
     worker, task = _prepare(
@@ -123,8 +123,15 @@ def loss_and_trace(
 def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec = None) -> Tensor:
     """The exact tr(H) = Σ ∂²L/∂wᵢ², entry by entry.
 
-    Cost: one backward pass per entry of the chosen weights: for small models and for tests. A 0-dim
-    tensor without graph; buffers are left as they were.
+    Returns a 0-dim tensor without a graph; buffers stay as they were.
+
+    Cost: one backward pass for each entry of the chosen weights, so it is for small models and
+    tests.
+
+    Args:
+        model: the module whose weights are meant.
+        closure: computes the loss, a scalar or ``(scalar, aux)``.
+        params: which tensors, as in :class:`seht.HessianTrace`.
 
     Example:
         ```python
@@ -171,7 +178,7 @@ _WANTED = {
 
 
 def check_arguments(model: Any, function: Any, name: str = "the closure") -> None:
-    """Refuse what is no module or no function; ``name`` is the closure, or ``loss_fn``."""
+    """Refuse a model that is no module and a function that cannot be called."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not callable(function):
@@ -199,7 +206,7 @@ def make_task(
     seed: int,
     **options: Any,
 ) -> Task | None:
-    """Draw the layers; ``None`` where none is drawn."""
+    """Draw the layers; ``None`` if none is drawn."""
     indices = estimator.layers(len(chosen.tensors), probes.layer_seed(seed))
     if not indices:
         return None

@@ -30,7 +30,7 @@ from seht.tensors.undo import kept_gradients
 
 
 class HessianTrace:
-    """Adds λ tr(H) to a training loss.
+    """Adds λ tr(H), the trace of the loss's Hessian in the weights, to a training loss.
 
     Example:
         ```python
@@ -40,70 +40,75 @@ class HessianTrace:
         ```
 
     The result is one differentiable scalar, L + λ t, where t estimates the trace of the Hessian of
-    L in the chosen weights (Liu, Yu and Lin, arXiv 2208.05924). The closure may return ``(loss,
-    aux)``; the call then returns ``(loss, aux)``.
+    L in the chosen weights (Liu, Yu and Lin, arXiv 2208.05924). If the closure returns ``(loss,
+    aux)``, so does the call.
 
     A step is penalised when ``step >= warmup`` and ``(step - warmup) % every == 0``, counting from
-    0. Every other step, and every step on which the estimator draws no layer, is exactly the plain
-    closure. :attr:`last` tells what the last call did.
+    0. Every other step, and every step on which the estimator draws no layer, runs the closure once
+    and does nothing else. :attr:`last` is a record of the last call.
 
-    Cost: a penalised step is about three plain ones, two for ``curvature="ggn"``; the engine looks
-    at its own step size on the first few and now and then, for some six more passes.
+    Cost: a penalised step takes about three plain ones, two with ``curvature="ggn"``. On the first
+    few of them, and rarely later, the engine also checks its step size, with some six more passes.
 
-    With neither weight nor share it does what the study found best (``docs/evidence``): the
-    Gauss-Newton trace, tuned where ``held_out`` is given here, else at a share of 2.
+    Without ``weight`` and ``share`` you get what the study found best (``docs/evidence``): the
+    Gauss-Newton trace, with a tuned weight if ``held_out`` is given here and a share of 2 if not.
 
-    This is a plain object, not an ``nn.Module``: a model may hold it. It can be pickled and copied,
-    and ``state_dict`` makes a resumed run draw the same probes.
+    This is a plain object, not an ``nn.Module``, so a model may hold it. It can be pickled and
+    copied, and with its ``state_dict`` a resumed run draws the same probes.
 
     Args:
         model: the module whose weights are probed.
-        weight: λ, or a function of the step; ``"tuned"`` lets held-out data find it
-            (:class:`seht.Tuning` has its settings, :mod:`seht.strength.tuning` the rule), and a
-            :class:`seht.WeightPath` repeats the way of such a training on all the data. Give
-            ``total_steps``, so that the weight moves as fast as the training's length needs;
-            without it one look moves log(weight) by 0.05 at most.
-        share: instead of a weight, the size of the penalty's gradient over that of the loss's own,
-            both averaged over the first eight penalised steps, which are charged nothing. 2 is the
-            study's.
-        follow: measure the share on every penalised step, for one more backward pass each.
+        weight: λ, or a function of the step. ``"tuned"`` finds it on held-out data
+            (:class:`seht.Tuning` has the settings, :mod:`seht.strength.tuning` the rule); give
+            ``total_steps`` too, so that it can move fast enough for the length of the training
+            (without it, one look moves log(weight) by at most 0.05). A :class:`seht.WeightPath`
+            repeats the weights that another training found.
+        share: instead of a weight, the norm of the penalty's gradient divided by that of the
+            loss's own. Both are averaged over the first eight penalised steps, on which nothing is
+            added to the loss yet. 2 did best in the study.
+        follow: go on measuring the share on every penalised step, for one more backward pass each.
         estimator: ``"seht-h"`` (default), ``"seht-d"``, ``"seht-s"`` (a probe for each example,
             see :class:`seht.SehtS`), or an object such as ``seht.SehtD(prob=0.01)``.
-        curvature: ``"hessian"``, which a number as weight means where nothing is said, or
-            ``"ggn"``, which we recommend and which a share and a tuned weight mean (a path brings
-            its own), for the trace of the Gauss-Newton part Jᵀ H_out J: two plain steps, never
-            negative where the loss is convex in the outputs, and the Fisher trace for
-            cross-entropy. Terms of the loss that reach the weights past the outputs (an L2 term)
-            add nothing to it.
-        params: which tensors: names, glob patterns or a predicate ``(name, tensor) -> bool``; by
-            default the trainable ones of two or more dimensions.
-        boundary: for ``"ggn"``, the module whose outputs are the network's, if not the model's own
-            (before a final ``log_softmax``); the end of its name is enough where it is the only
-            one. Or mark them in the closure with :func:`seht.boundary`. A Hugging Face model that
-            is given ``labels`` needs neither: its head is found.
-        every: penalise each k-th step, with k times the weight; more than 4 lost the gain in
-            trials.
+        curvature: ``"hessian"`` for the whole Hessian, or ``"ggn"`` (recommended) for its
+            Gauss-Newton part Jᵀ H_out J. That one costs two plain steps, is never negative where
+            the loss is convex in the outputs, and is the Fisher trace for cross-entropy; terms of
+            the loss that do not go through the outputs (an L2 term) add nothing to it. If not
+            given: ``"hessian"`` with a number as ``weight``, ``"ggn"`` with a share or a tuned
+            weight, and the path's own with a path.
+        params: which tensors to probe: names, glob patterns or a predicate ``(name, tensor) ->
+            bool``; by default the trainable ones of two or more dimensions.
+        boundary: for ``"ggn"``, the name of the module whose outputs are the network's outputs, if
+            it is not the model itself (a final ``log_softmax`` counts as part of the loss). The end
+            of the name is enough if only one module's name ends so. You can also mark the outputs
+            in the closure with :func:`seht.boundary`. A Hugging Face model that is given
+            ``labels`` needs neither: its head is found.
+        every: penalise each k-th step, with k times the weight; with k above 4 the gain was lost
+            in trials.
         warmup: plain steps before the first penalised one, or, below 1, a fraction of the training
             (``warmup=0.1, total_steps=5000``).
-        ramp: penalised training starts with a small weight that grows over this many steps, or
-            over a fraction.
-        total_steps: how many optimiser steps the training has; Lightning's and Hugging Face's
-            adapters and the lab know it themselves.
-        accumulate: so many calls are one step (gradient accumulation).
-        limit: multiply the penalty by the detached factor min(1, limit * |loss| / |penalty|).
+        ramp: after the warm-up the weight grows linearly to its full size over this many steps, or
+            over this fraction of the training.
+        total_steps: how many optimiser steps the training has; the adapters for Lightning and
+            Hugging Face fill it in.
+        accumulate: how many calls make up one optimiser step (gradient accumulation).
+        limit: bound the penalty to this multiple of the loss: it is multiplied by the detached
+            factor min(1, limit * |loss| / |penalty|).
         held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` of held-out batches (a
             ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its own.
-        optimizer: lets a share or a tuned weight see gradients as Adam and its relatives do, each
-            entry divided by its root mean square.
-        engine: ``"auto"`` or an engine's name.
-        on_nonfinite: ``"raise"``, or ``"skip"`` the penalty on that step with one warning.
+        optimizer: for a share or a tuned weight with Adam and its relatives: gradients are then
+            compared as the optimiser applies them, each entry divided by its root mean square.
+        engine: ``"difference"`` (what ``"auto"`` takes) or ``"autograd"``, see
+            ``docs/engines.md``.
+        on_nonfinite: what to do where the trace is NaN or infinite: ``"raise"``, or ``"skip"`` the
+            penalty on that step, with one warning.
         seed: of the probes; ``None`` takes ``torch.initial_seed()``, without consuming it.
         options: the estimator's own: ``probes``, ``prob``, ``layer_prob``, ``rescale``,
-            ``distribution``, ``batch_dim``, ``coupling``; and the difference engine's:
-            ``kappa`` (the relative step, adapted if not given), ``two_sided`` (a
-            second-order ``"ggn"``); and for both engines ``precision``: ``"full"`` (default: all
-            passes of a penalised step in float32, without autocast and TF32) or ``"native"`` (the
-            user's own precision, with a larger step), see ``docs/precision.md``.
+            ``distribution``, ``batch_dim``, ``coupling``; the difference engine's: ``kappa`` (the
+            step relative to the weights, adapted if not given) and ``two_sided`` (a more exact
+            ``"ggn"`` for one and a third more passes); and for both engines ``precision``:
+            ``"full"`` (default: all passes of a penalised step in float32, without autocast and
+            TF32) or ``"native"`` (your own precision, with a larger step), see
+            ``docs/precision.md``.
     """
 
     def __init__(
@@ -169,14 +174,16 @@ class HessianTrace:
     def __call__(self, closure: Closure, *, on: Closure | None = None, held_out: Any = None) -> Any:
         """Run the closure and return ``loss + weight * trace`` (and aux, if it returns one).
 
-        The closure runs 1 + 2K times with K probes (1 + K for the Gauss-Newton trace): prints and
-        metrics inside it repeat, unless they ask :func:`seht.replaying`.
+        On a penalised step the closure runs 1 + 2K times with K probes (1 + K for the Gauss-Newton
+        trace), so prints and metrics inside it repeat; :func:`seht.replaying` tells the extra runs.
 
-        ``on`` takes the trace of another closure, say the loss on a quarter of the batch, which
-        costs less and says nearly as much. It runs on penalised steps only and moves no buffer.
-
-        ``held_out``, for ``weight="tuned"``, computes the loss on examples that are not trained on;
-        it runs when the weight is looked at, and moves neither buffers nor random state.
+        Args:
+            closure: computes the loss, a scalar or ``(scalar, aux)``.
+            on: takes the trace of this closure instead, say the loss on a quarter of the batch,
+                which is cheaper. It runs on penalised steps only and moves no buffer.
+            held_out: for ``weight="tuned"``, computes the loss on examples that are not trained
+                on. It runs on the steps that adjust the weight, and moves neither buffers nor
+                random state.
         """
         with self._course.whole() as undo:
             step = self._course.step(closure, on, undo, lean=False, held_out=held_out)
@@ -193,11 +200,12 @@ class HessianTrace:
         on: Closure | None = None,
         held_out: Any = None,
     ) -> Any:
-        """The lean form: compute the gradient of ``loss + weight * trace`` into ``.grad``.
+        """The lean form: add the gradient of ``loss + weight * trace`` to ``.grad`` at once.
 
-        One graph lives at a time, so that a penalised step needs little more memory than a plain
+        Only one graph is kept at a time, so a penalised step needs little more memory than a plain
         one. Returns the detached loss, without the penalty (and aux, if the closure returns one).
-        ``scaler`` is a ``torch.amp.GradScaler``. Nothing is added to ``.grad`` if a pass fails.
+        ``scaler`` is a ``torch.amp.GradScaler``; the other arguments are those of a call. If a pass
+        fails, ``.grad`` stays as it was.
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("penalty.backward needs gradients; leave torch.no_grad() first")
@@ -220,7 +228,7 @@ class HessianTrace:
     # --- around a training --------------------------------------------------------------------
 
     def lasts(self, total_steps: int) -> None:
-        """The length of the training, from whoever knows it; one that was given stays."""
+        """Set ``total_steps``, unless the constructor was given one; frameworks call this."""
         check_count("total_steps", total_steps, 1)
         if not self._length_given:
             self._course.strength.lasts(total_steps)
@@ -228,15 +236,15 @@ class HessianTrace:
     def equip(
         self, *, held_out: Any = None, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """What a framework makes later than the penalty; what was given stays."""
+        """Add held-out data or an optimiser made after the penalty; existing ones are kept."""
         self._course.strength.equip(held_out, optimizer)
 
     def close(self) -> None:
-        """The training is over: warn if it ended in the warm-up, so that nothing was penalised."""
+        """Call it at the end: it warns if the training was over before the warm-up was."""
         self.schedule.warn_if_unused(self.step)
 
     def __enter__(self) -> HessianTrace:
-        """Around a training: ``with seht.HessianTrace(...) as penalty:`` closes it at the end."""
+        """``with seht.HessianTrace(...) as penalty:`` around a training calls :meth:`close`."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -245,12 +253,12 @@ class HessianTrace:
 
     @property
     def schedule(self) -> Schedule:
-        """When steps are penalised."""
+        """Which steps are penalised, and how the weight grows."""
         return self._course.strength.schedule
 
     @property
     def path(self) -> WeightPath | None:
-        """The way that a tuned weight took so far, for ``weight=`` of another training."""
+        """The values of a tuned weight so far, to be given as ``weight=`` to another training."""
         path = self._course.strength.weight.path(self.schedule)
         return None if path is None else replace(path, curvature=self.curvature)
 
@@ -266,12 +274,12 @@ class HessianTrace:
 
     @property
     def guard(self) -> Guard:
-        """Running means over the penalised steps."""
+        """Running means of loss, trace and penalty, from which warnings come."""
         return self._course.account.guard
 
     @property
     def model(self) -> nn.Module:
-        """Whose weights are probed."""
+        """The module whose weights are probed."""
         return self._course.settings.model
 
     @property
@@ -286,16 +294,16 @@ class HessianTrace:
 
     @property
     def accumulate(self) -> int:
-        """So many calls are one step."""
+        """How many calls make up one optimiser step."""
         return self._course.settings.accumulate
 
     @property
     def seed(self) -> int:
-        """Of the probes; on several ranks the first one's, once they have agreed."""
+        """The seed of the probes; with DDP or FSDP that of rank 0, once the ranks have agreed."""
         return self._course.seed
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs to draw the same probes and keep its guard rails."""
+        """What a resumed run needs: step, seed, weight, the engine's step size, running means."""
         return self._course.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

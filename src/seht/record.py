@@ -1,4 +1,4 @@
-"""What one step did."""
+"""The record of one call of the penalty."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one call did, as plain numbers for logging."""
+    """What one call of the penalty did, as plain numbers for logging."""
 
     step: int
+    """The number of the optimiser step, from 0."""
     loss: float
+    """The loss without the penalty."""
     trace: float | None = None
     """The estimate; ``None`` on a plain step."""
     penalty: float = 0.0
     """What was added to the loss: weight * trace, after ``limit``."""
     weight: float = 0.0
-    """The weight in force: with ramp and ``every``, 0 on a plain step."""
+    """The weight that was applied, ``ramp`` and ``every`` included; 0 on a plain step."""
     layers: tuple[str, ...] = ()
+    """The names of the tensors that were probed."""
     engine: str | None = None
+    """``"difference"`` or ``"autograd"``; ``None`` on a plain step."""
     seed: int | None = None
     """Give it to :func:`seht.hessian_trace` to repeat this estimate at the same weights."""
     error: float | None = None
-    """The relative error of this step's own gradient of the trace (not the probe's), where it is
-    known: on steps that compare step sizes, and between them where probes were found to agree.
-    Infinite where that gradient cannot be seen for rounding.
+    """The relative numerical error of the trace's gradient, without the probe's own noise, if it is
+    known: on steps that compare step sizes, and in between if the last comparisons agreed.
+    Infinite if rounding hides that gradient.
     """
     unused: tuple[str, ...] = ()
-    """Drawn tensors that the loss does not depend on; they count as zero."""
+    """Probed tensors that the loss does not depend on; they add 0 to the trace."""
     shared: tuple[str, ...] = ()
-    """With ``estimator="seht-s"``: tensors that kept one direction for all examples."""
+    """With ``estimator="seht-s"``: tensors that were probed in one direction for all examples."""
 
     def __str__(self) -> str:
         """One line for people."""

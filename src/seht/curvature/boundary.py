@@ -34,10 +34,15 @@ from seht.tensors.trees import mapped
 
 
 def boundary(outputs: Any) -> Any:
-    """Mark what the network puts out, inside a closure: ``logits = seht.boundary(logits)``.
+    """Mark the network's outputs z inside a closure: ``logits = seht.boundary(logits)``.
 
-    For `curvature="ggn"`, where the model returns its own loss. Use what it returns from there on.
-    Outside a penalised step it returns its argument, and it costs nothing.
+    `curvature="ggn"` takes G = Jᵀ H_out J, with J the derivative of z in the weights and H_out the
+    second derivative of the loss in z, so it has to know z. A model that returns its own loss
+    hides them. Outside a penalised step this function returns its argument. It costs nothing.
+
+    Args:
+        outputs: the logits, or several outputs as a tuple, list or mapping of tensors. Use what the
+            function returns from there on, in place of them.
 
     Example:
         ```python

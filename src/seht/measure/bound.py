@@ -45,21 +45,21 @@ _PASSIVE = (nn.Sequential, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
 
 @dataclass(frozen=True)
 class BoundResult(PlainResult):
-    """The two averages, and the terms of the bound where it holds."""
+    """The two averages, and for a linear classifier the terms of the bound."""
 
     jacobian: float
-    """mu: the mean norm of the loss's gradient in the logits."""
+    """μ: the mean norm of the loss's gradient in the logits."""
     hessian: float
-    """nu: the mean trace of its second derivative in the logits."""
+    """ν: the mean trace of its second derivative in the logits."""
     hessian_stderr: float
-    """0 where it is exact (up to 256 classes), else over probes."""
+    """Standard error of ν over probes; 0 up to 256 classes, where ν is exact."""
     linear: bool
-    """Whether the model is a linear classifier, as the theorem asks."""
+    """Whether the model is a linear classifier, as the theorem demands."""
     terms: Mapping[str, float] | None
     """``jacobian``, ``hessian``, ``quadratic`` and ``confidence``, up to the theorem's constant;
     ``None`` for a deep network."""
     constants: Mapping[str, float]
-    """n, M, B, delta, and for a linear model A and theta."""
+    """The constants n, M, B and delta of the theorem, and for a linear model A and theta."""
     note: str
     seconds: float
 
@@ -92,9 +92,14 @@ def bound(
     boundary: str | None = None,
     **options: Unpack[DataOptions],
 ) -> BoundResult:
-    """The terms of the generalisation bound, or for a deep network its two empirical averages.
+    """The terms of the paper's generalisation bound (section 3.2; Wei et al., arXiv 2002.12915).
 
-    Cost: a forward pass over the data.
+    With ℓ the loss of one example and z its logits, the bound depends on two averages over the
+    training data: μ = mean |∂ℓ/∂z| and ν = mean tr(∂²ℓ/∂z²). It is proved for linear classifiers
+    only; for a deep network the two averages are all there is.
+
+    Cost: a forward pass over the data, and a backward pass through the loss alone for each class
+    (beyond 256 classes, for each of 16 probes).
 
     Example:
         ```python
@@ -105,9 +110,9 @@ def bound(
         model: as in :func:`seht.measure.trace`.
         loss_fn: the mean cross-entropy of a batch, made from the logits that the model returns.
         data: the training examples.
-        cap: B, at which the loss is clipped.
-        delta: one minus the confidence.
-        boundary: the module whose outputs are the logits, if not the model.
+        cap: B, the value at which the loss is clipped.
+        delta: the bound holds with probability 1 − delta.
+        boundary: the name of the module whose outputs are the logits, if it is not the model.
         options: ``seed`` (of the probes, with many classes), ``progress``, ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
@@ -159,7 +164,7 @@ def _every(name: str, tensor: Tensor) -> bool:
 
 
 class _Averages(NamedTuple):
-    """Over the rows of logits of one micro-batch."""
+    """Averages over the rows of logits of one micro-batch."""
 
     rows: int
     classes: int

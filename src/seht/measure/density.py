@@ -34,22 +34,22 @@ from seht.measure.stats import mean_error
 
 @dataclass(frozen=True)
 class DensityResult(PlainResult):
-    """Nodes and weights of each start, and the smoothed density with its error over starts."""
+    """Nodes and weights of each start vector, and the smoothed density with its error."""
 
     nodes: tuple[tuple[float, ...], ...]
     weights: tuple[tuple[float, ...], ...]
-    """For each start; they add up to 1."""
+    """Of the nodes, for each start vector; they add up to 1."""
     grid: tuple[float, ...]
     density: tuple[float, ...]
-    """On the grid; its integral is 1."""
+    """The density on the grid; its integral is 1."""
     stderr: tuple[float, ...]
-    """Of the density, over starts; nan with one."""
+    """Standard error of the density, over start vectors; nan with one."""
     width: float
-    """Of the Gaussians."""
+    """The standard deviation of the Gaussians."""
     size: int
-    """The number of weights, so of eigenvalues."""
+    """The number of weights, which is the number of eigenvalues."""
     trace: float
-    """What the quadrature says of it: a check on :func:`seht.measure.trace`."""
+    """The trace by the same quadrature, to compare with :func:`seht.measure.trace`."""
     trace_stderr: float
     products: int
     samples: int
@@ -57,7 +57,7 @@ class DensityResult(PlainResult):
     curvature: str = "hessian"
 
     def share(self, low: float, high: float) -> float:
-        """Which part of the eigenvalues lies between the two."""
+        """The fraction of the eigenvalues between ``low`` and ``high``."""
         inside = [
             w
             for nodes, weights in zip(self.nodes, self.weights, strict=True)
@@ -98,25 +98,28 @@ def density(
     width: float | None = None,
     **options: Unpack[CurvatureOptions],
 ) -> DensityResult:
-    """The spectral density of the Hessian of the data's mean loss.
+    """The spectral density of the Hessian of the mean loss: where its eigenvalues lie.
 
-    Costs ``probes * steps`` products, each of which reads all the data, and holds ``steps`` vectors
-    of the size of the weights.
+    φ(λ) = 1/n Σ δ(λ − λᵢ), smoothed by Gaussians, by stochastic Lanczos quadrature (Ubaru, Chen and
+    Saad, SIAM J. Matrix Anal. 38, 2017; Ghorbani, Krishnan and Xiao, arXiv 1901.10159).
+
+    Cost: ``probes * steps`` Hessian-vector products over all the data, two gradients each, and the
+    memory of ``steps`` vectors as long as the weights.
 
     Example:
         ```python
         found = seht.measure.density(model, loss_fn, batch, probes=2, steps=10)
-        print(found.share(-0.01, 0.01))  # which part of the eigenvalues is about zero
+        print(found.share(-0.01, 0.01))  # the fraction of eigenvalues that are about zero
         ```
 
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
-        data: what it is measured on.
-        probes: random starts, whose spread is the error.
-        steps: of the Lanczos recurrence: more resolve finer detail.
-        points: of the grid.
-        width: of the Gaussians on the grid; 1 % of the range by default.
+        data: the data to measure on.
+        probes: the number of random start vectors; their spread gives the error.
+        steps: steps of the Lanczos recurrence; more of them resolve finer detail.
+        points: the number of points of the grid.
+        width: the standard deviation of the Gaussians; 1 % of the range by default.
         options: ``curvature``, ``boundary``, ``seed`` (of the starts), ``progress``, ``params``,
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """

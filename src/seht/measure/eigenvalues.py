@@ -41,27 +41,27 @@ _DENSE = 60
 
 @dataclass(frozen=True)
 class EigenvaluesResult(PlainResult):
-    """The ends of the spectrum; ``residuals`` bound the error of each value."""
+    """The ends of the spectrum; an eigenvalue lies within its residual of each value."""
 
     largest: tuple[float, ...]
-    """Descending."""
+    """The largest eigenvalues, in descending order."""
     smallest: tuple[float, ...]
-    """Ascending: the most negative first."""
+    """The smallest ones, in ascending order: the most negative first."""
     largest_residuals: tuple[float, ...]
     smallest_residuals: tuple[float, ...]
     converged: bool
     """Whether every value asked for was found to the tolerance."""
     products: int
-    """Hessian-vector products over the whole data."""
+    """How many Hessian-vector products over the whole data it took."""
     samples: int
     weights: int
     weight_norm: float
     seconds: float
     curvature: str = "hessian"
     differences: bool = False
-    """Whether products were made by differences (an operator has no second derivative)."""
+    """Whether products are differences of gradients: an operator has no second derivative."""
     vectors: Tensor | None = None
-    """Eigenvectors as rows, first those of ``largest``, then of ``smallest``; if asked for."""
+    """With ``vectors=True``, eigenvectors as rows: those of ``largest``, then of ``smallest``."""
 
     def __str__(self) -> str:
         """A table of the values with the bounds of their errors."""
@@ -102,9 +102,11 @@ def eigenvalues(
 ) -> EigenvaluesResult:
     """The ``largest`` and ``smallest`` eigenvalues of the Hessian of the data's mean loss.
 
-    The λ of H v = λ v, each with a residual that bounds its error.
+    The λ of H v = λ v, each with its residual |H v − λ v|, which bounds its error. By ARPACK
+    (Lehoucq, Sorensen and Yang, *ARPACK Users' Guide*, 1998), which needs SciPy, or by Lanczos.
 
-    Cost: a Hessian-vector product (two gradients) over the data for each step of the solver.
+    Cost: a Hessian-vector product (two gradients) over the data for each step of the solver, and
+    one for each residual.
 
     Example:
         ```python
@@ -115,16 +117,17 @@ def eigenvalues(
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
-        data: what it is measured on; every product reads all of it.
-        largest: how many at the upper end.
+        data: the data to measure on; every product reads all of it.
+        largest: how many eigenvalues at the upper end.
         smallest: how many at the lower end.
-        tol: the accuracy asked of ARPACK, relative to the size of the spectrum; of Lanczos,
-            relative to each eigenvalue (or a thousandth of the spectrum, if that is more).
-        max_products: give up after so many products at each end, with ``converged`` False.
+        tol: the relative accuracy. For ARPACK it is relative to the size of the spectrum, for
+            Lanczos to each eigenvalue (or to a thousandth of the spectrum, if that is more).
+        max_products: give up after this many products at each end, with ``converged`` False.
         vectors: return the eigenvectors, too.
-        solver: ``"arpack"``, or ``"lanczos"``: one space for both ends, whose basis is kept. That
-            is for a few dozen products in all, and has values, if only bounds, also where it gives
-            up: the largest eigenvalue is at least, the smallest at most what it says.
+        solver: ``"arpack"``, or ``"lanczos"``, which searches both ends in one Krylov space and
+            keeps its basis in memory. Lanczos is for a few dozen products in all. If it gives up,
+            its values are still bounds: the largest eigenvalue is at least as large as it says,
+            the smallest at most.
         options: ``curvature``, ``boundary``, ``seed`` (of the start vector), ``progress``,
             ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.
@@ -136,7 +139,7 @@ def eigenvalues(
 
 @dataclass(frozen=True)
 class Search:
-    """Which eigenvalues, how well and by what; refuses what cannot be searched for."""
+    """Which eigenvalues to search for, how accurately and with which solver."""
 
     largest: int
     smallest: int

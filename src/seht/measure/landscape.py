@@ -33,13 +33,13 @@ Shift = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class LandscapeResult(PlainResult):
-    """Losses on a grid of relative weight changes."""
+    """The loss on a grid of relative weight changes."""
 
     dims: int
     steps: tuple[float, ...]
-    """The values of alpha (and beta): 1 moves each filter by its own norm."""
+    """The values of α (and β); at 1 each filter is moved by its own norm."""
     losses: tuple[tuple[float, ...], ...]
-    """One dimension: a row for each direction; two: a row for each beta. May be infinite."""
+    """In one dimension a row for each direction, in two a row for each β. May be infinite."""
     centre: float
     """The loss of the model itself."""
     samples: int
@@ -87,11 +87,12 @@ def landscape(
     directions: int = 3,
     **options: Unpack[Options],
 ) -> LandscapeResult:
-    """The loss along random filter-normalised directions: forward passes only.
+    """The loss along random filter-normalised directions (Li et al., arXiv 1712.09913).
 
-    L(w + α d), each filter of d with the norm of its filter in w.
+    L(w + α d), or L(w + α d₁ + β d₂) on a plane. Each filter of d is scaled to the norm of the same
+    filter in w, so that models of different scale can be compared.
 
-    Cost: a forward pass over the data for each point of each direction.
+    Cost: a forward pass over the data for each point of each direction, and one more.
 
     Example:
         ```python
@@ -102,11 +103,11 @@ def landscape(
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
-        data: what it is measured on; every point reads all of it.
-        dims: 1: along several directions; 2: on a plane.
-        points: of the grid in each dimension; an odd number holds the model itself.
-        span: from -span to span, in units of the filters' norms.
-        directions: with ``dims=1``, how many; their spread is the error.
+        data: the data to measure on; every point reads all of it.
+        dims: 1 for lines along several directions, 2 for one plane.
+        points: points of the grid in each dimension; with an odd number the model is one of them.
+        span: α and β go from -span to span, in units of the filters' norms.
+        directions: with ``dims=1``, how many directions; their spread is the error.
         options: ``seed`` (of the directions: models measured with the same seed share them),
             ``progress``, ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.

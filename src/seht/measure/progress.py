@@ -12,12 +12,13 @@ from seht.measure.numbers import duration
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a measurement."""
+    """How far a measurement has come."""
 
     what: str
+    """The name of the measurement, such as ``trace``."""
     done: int
     total: int | None
-    """Of ``done``, where it is known."""
+    """How large ``done`` will be at the end, if that is known."""
     estimate: float | None = None
     stderr: float | None = None
     seconds: float = 0.0

@@ -13,10 +13,10 @@ from seht.measure.stats import student
 
 
 class PlainResult:
-    """A record that can be printed, and written as JSON."""
+    """A frozen record that can be printed, and written as JSON."""
 
     beside: ClassVar[tuple[str, ...]] = ()
-    """Properties that belong to the record."""
+    """Names of properties that :meth:`as_dict` adds to the fields."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with ``None`` for what is not finite."""
@@ -25,7 +25,7 @@ class PlainResult:
 
 @dataclass(frozen=True)
 class Layer:
-    """One tensor's share of the trace: the trace of its own block of the Hessian."""
+    """One tensor's part of the trace: the trace of its own block of the Hessian."""
 
     estimate: float
     stderr: float
@@ -50,9 +50,9 @@ class TraceResult(PlainResult):
     samples: int
     """How many examples were read."""
     layers: Mapping[str, Layer] | None
-    """By tensor; ``None`` without ``per_layer``."""
+    """The part of each tensor, by name; ``None`` without ``per_layer``."""
     weight_norm: float
-    """Of the probed weights: a trace can fall just because the weights grow."""
+    """The norm of the probed weights: a trace can fall just because the weights grow."""
     seconds: float
     curvature: str = "hessian"
     method: str = "per-sample"
@@ -64,16 +64,16 @@ class TraceResult(PlainResult):
     partial: bool = False
     """Whether only a part of the data was read."""
     sampling_stderr: float | None = None
-    """Where only a part of the data was read: how far it may be from the whole."""
+    """If only a part of the data was read: the standard error that comes from this choice."""
     step_error: float | None = None
-    """Relative error of the differences themselves, as two steps show it."""
+    """Relative error of the finite differences, estimated from two step sizes."""
     reached: bool | None = None
     """Whether the tolerance was reached; ``None`` where none was asked for."""
     notes: tuple[str, ...] = ()
-    """What a reader should know: why probes are shared, what was left out."""
+    """Remarks, such as why probes are shared or what was left out."""
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Where the trace of this data lies with that probability (Student's t)."""
+        """The confidence interval of the trace of this data at that level (Student's t)."""
         if not math.isfinite(self.stderr):
             student(level, 1)  # a bad level is an error all the same
             return (math.nan, math.nan)

@@ -35,24 +35,25 @@ class Noise:
 
     rise: float
     stderr: float
-    """Over draws; nan with one."""
+    """Standard error over draws; nan with one draw."""
     predicted: float
-    """By the trace; far from ``rise`` where the noise is too large for a quadratic."""
+    """What the trace predicts; far from ``rise`` if the noise is too large for a quadratic."""
     predicted_stderr: float
-    """Over the trace's probes."""
+    """Its standard error over the trace's probes."""
 
 
 @dataclass(frozen=True)
 class RobustnessResult(PlainResult):
-    """Rises of the loss."""
+    """How much the loss rises with rounded and with disturbed weights."""
 
     loss: float
+    """The loss of the model itself."""
     rounded: Mapping[int, float]
-    """By bits, all weights at once."""
+    """The rise with all weights rounded, by the number of bits."""
     noise: Mapping[float, Noise]
-    """By the share of each tensor's root mean square."""
+    """The rise under noise, by its size relative to each tensor's root mean square."""
     layers: Mapping[str, float]
-    """By tensor, it alone rounded to 4 bits."""
+    """The rise with one tensor rounded to 4 bits, by its name."""
     samples: int
     seconds: float
 
@@ -81,13 +82,17 @@ def robustness(
 ) -> RobustnessResult:
     """The rise of the loss with rounded and with disturbed weights, and which layers it comes from.
 
-    A weight that is used in two places (tied) is changed in both, as one. A model with weights that
-    are whole numbers is refused: nothing would be said about them. What is rounded to 4 bits
-    already rises by nothing there, and is named in a warning.
+    Rounding takes each weight to the nearest multiple of s = max |w| / (2ᵇ⁻¹ − 1), with one s for
+    each output channel. Gaussian noise of f times each tensor's root mean square r should raise the
+    loss by f²/2 Σ r² tr(H_t), the sum over tensors t and their own blocks of the Hessian; that
+    prediction stands beside the measured rise.
 
-    Noise of a share f of each tensor's root mean square r should raise the loss by f²/2 Σ r² tr(H).
+    A tied weight is changed in all its places at once. A model with integer (quantised) weights is
+    refused, because they could not be changed. A layer that is rounded to 4 bits already is named
+    in a warning.
 
-    Cost: a forward pass for each figure and layer, two for each draw, and a trace.
+    Cost, over the data: a forward pass for each number of bits and each layer, two for each draw of
+    each noise, and with noise a trace per layer (:func:`seht.measure.trace`).
 
     Example:
         ```python
@@ -98,10 +103,11 @@ def robustness(
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
-        data: what it is measured on; every figure and every layer reads all of it.
-        bits: to which the weights are rounded, 2 to 16; with none no layer is rounded, either.
-        noise: deviations, in shares of each tensor's root mean square.
-        draws: of the noise, each used with both signs.
+        data: the data to measure on; every figure and every layer reads all of it.
+        bits: round to these numbers of bits, each from 2 to 16; without any, no layer is rounded
+            either.
+        noise: standard deviations f of the noise, relative to each tensor's root mean square.
+        draws: how often noise of each size is drawn, each time used with both signs.
         options: ``seed`` (of the noise and of the trace), ``progress``, ``params`` (which tensors
             are changed; all of two or more dimensions if not given), ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
@@ -147,7 +153,7 @@ def robustness(
 
 
 def _check_floating(model: nn.Module) -> None:
-    """Quantised weights would stay as they are, and the others' rise be taken for the model's."""
+    """Refuse quantised weights: they cannot be moved, so the rise would not be the model's."""
     whole = [
         name
         for name, module in model.named_modules()

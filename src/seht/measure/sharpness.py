@@ -32,20 +32,21 @@ from seht.measure.stats import mean_error
 
 @dataclass(frozen=True)
 class SharpnessResult(PlainResult):
-    """Rises of the loss at distance ``rho``."""
+    """How much the loss rises at distance ``rho`` from the model."""
 
     rho: float
     relative: float
     """rho over the norm of the weights."""
     loss: float
+    """The loss of the model itself."""
     random: float
     """Mean rise in random directions."""
     random_stderr: float
-    """Over directions; nan with one."""
+    """Its standard error over directions; nan with one direction."""
     random_worst: float
-    """The largest single one."""
+    """The largest rise in one random direction."""
     adversarial: float
-    """The largest rise that the ascent found: a lower bound."""
+    """The largest rise that gradient ascent found: a lower bound of the true maximum."""
     first_step: float
     """The rise after SAM's one step."""
     gain: float
@@ -86,9 +87,11 @@ def sharpness(
 ) -> SharpnessResult:
     """The rise of the loss under random and under adversarial weight changes of norm ``rho``.
 
-    max and mean of L(w + d) − L(w) over |d| = ρ.
+    The mean and the maximum of L(w + d) − L(w) over |d| = ρ. The maximum is searched for by
+    gradient ascent, whose first step is that of SAM (Foret et al., arXiv 2010.01412).
 
-    Cost: two forward passes for each draw, a gradient for each step of the ascent.
+    Cost, over the data: two forward passes for each draw, a gradient and a forward pass for each
+    step of the ascent, and one forward pass more.
 
     Example:
         ```python
@@ -98,10 +101,10 @@ def sharpness(
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
-        data: what it is measured on; every direction and step reads all of it.
-        rho: the distance, as SAM has it.
-        draws: random directions, each used with both signs.
-        steps: of the ascent.
+        data: the data to measure on; every direction and step reads all of it.
+        rho: ρ, the distance in weight space, as in SAM.
+        draws: the number of random directions, each used with both signs.
+        steps: the number of steps of the ascent.
         options: ``seed`` (of the directions), ``progress``, ``params`` (which tensors are moved),
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """

@@ -35,13 +35,13 @@ class StabilityResult(PlainResult):
     equilibrium: bool
     """Whether the gradient vanishes, to the tolerance."""
     distance: float
-    """:math:`|g| / (|\\lambda|_{max} |w|)`: the relative weight change that the gradient asks for
-    along the stiffest direction; an equilibrium has 0."""
+    """|g| / (|λ|_max |w|): the relative weight change that the gradient asks for along the
+    stiffest direction; 0 at an equilibrium."""
     gradient_norm: float
     jacobian: tuple[float, ...]
-    """Eigenvalues of -H that were computed, largest first: the least stable directions lead."""
+    """The computed eigenvalues of −H, the Jacobian of the flow; the least stable come first."""
     jacobian_errors: tuple[float, ...]
-    """Bounds of their errors."""
+    """Bounds on their errors."""
     largest_rate: float | None
     """2 / lambda_max, above which gradient descent diverges along the stiffest direction; ``None``
     where no curvature limits it. Where the verdict is ``unstable`` no rate makes it converge."""
@@ -82,10 +82,11 @@ def stability(
 ) -> StabilityResult:
     """Is the model an equilibrium of gradient flow, is it stable, and up to which learning rate?
 
-    An equilibrium is where g is about 0; it is stable if every eigenvalue of H is positive, and
-    plain gradient descent stays there up to a learning rate of 2 / λ_max.
+    The flow ẇ = −g(w) is at an equilibrium where the gradient g is about 0. The equilibrium is
+    stable if every eigenvalue of H is positive, and gradient descent stays there with learning
+    rates below 2 / λ_max (the paper's section 3.4).
 
-    Cost: that of :func:`seht.measure.eigenvalues`.
+    Cost: that of :func:`seht.measure.eigenvalues`, and one gradient over the data.
 
     Example:
         ```python
@@ -95,11 +96,10 @@ def stability(
     Args:
         model: as in :func:`seht.measure.trace`, and so are ``loss_fn`` and ``data``.
         loss_fn: the mean loss of a batch.
-        data: what it is measured on.
-        largest: eigenvalues of H at the upper end.
-        smallest: ... and at the lower end, which decide about stability.
-        equilibrium: the model counts as an equilibrium while |g| / (|λ|_max |w|) is at most
-            this.
+        data: the data to measure on.
+        largest: how many eigenvalues of H to compute at the upper end.
+        smallest: how many at the lower end, which decides about stability.
+        equilibrium: the model counts as an equilibrium if |g| / (|λ|_max |w|) is at most this.
         tol: as in :func:`seht.measure.eigenvalues`.
         max_products: as in :func:`seht.measure.eigenvalues`.
         solver: as in :func:`seht.measure.eigenvalues`.

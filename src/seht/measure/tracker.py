@@ -19,7 +19,7 @@ from seht.measure.trace import trace
 
 @dataclass(frozen=True)
 class Tracked:
-    """One entry of the history."""
+    """One entry of a tracker's history: the step, and the trace that was measured there."""
 
     step: int
     result: TraceResult
@@ -47,7 +47,7 @@ Log = Callable[[int, dict[str, float]], object]
 
 
 class Tracker:
-    """Logs the trace of the Hessian while a model trains.
+    """Measures and logs tr(H), the trace of the Hessian, while a model trains.
 
     Example:
         ```python
@@ -60,25 +60,25 @@ class Tracker:
         print(tracker.history)
         ```
 
-    Cost: that of :func:`seht.measure.trace`, each time.
+    Cost: that of :func:`seht.measure.trace` for each measurement.
 
-    ``every`` measures at steps 0, n, 2n ...; ``budget`` whenever the time spent on measuring, the
-    next measurement included, stays within that share of the time since the tracker was made. How
-    long a measurement takes is known only after the first: it is made once the training has run for
-    ``1 / budget`` times as long as one step took, and may exceed the budget for a while. Training
-    is not touched: model, buffers, gradients and random states are as without a tracker.
+    ``every=n`` measures at steps 0, n, 2n ... With ``budget`` it measures whenever the time spent
+    on measuring, the next measurement included, stays within that fraction of the time since the
+    tracker was made. How long a measurement takes is known only after the first one, which comes
+    after about ``1 / budget`` steps and may exceed the budget for a while. The training is not
+    touched: model, buffers, gradients and random states are as without a tracker.
 
     Args:
         model: the module that trains; measured in eval mode unless ``mode="as-is"``.
         loss_fn: ``loss_fn(model, batch)``, the mean loss of a batch.
-        data: what is measured on, fixed: a batch, a data set or an iterable that can be read again.
+        data: the data to measure on: a batch, a data set or an iterable that can be read again.
         every: measure each n-th step.
-        budget: or within this share of the time; give one of the two.
+        budget: or spend at most this fraction of the time, in (0, 1]; give one of the two.
         log: TensorBoard's ``SummaryWriter`` (anything with ``add_scalar``), or a function that
             takes the step and a dictionary of values; ``None`` keeps the history only.
-        prefix: put before each name.
-        mode: ``"eval"``, or ``"as-is"``.
-        clock: tells the time, in seconds.
+        prefix: put before each name in the log.
+        mode: ``"eval"``, or ``"as-is"`` for the mode that the model is in.
+        clock: a function that returns the time in seconds.
         options: for :func:`seht.measure.trace`: ``probes``, ``tol``, ``per_layer``, ``limit`` ...
     """
 
@@ -132,7 +132,7 @@ class Tracker:
         return self._spent + self._last <= self.budget * elapsed
 
     def step(self) -> TraceResult | None:
-        """Once per training step; measures and logs if it is time to."""
+        """Call it once in each training step; it measures and logs if it is time to."""
         result = self.measure() if self.due else None
         self.steps += 1
         return result
@@ -152,7 +152,7 @@ class Tracker:
 
     @property
     def share(self) -> float:
-        """Which share of the time went into measuring so far."""
+        """The fraction of the time that went into measuring so far."""
         return self._spent / max(1e-9, self._clock() - self._start)
 
 

@@ -92,7 +92,7 @@ def searched(name, figures):
 
 
 def main():
-    heads = ["table", "GPU", "a plain run, h", "rows", "worth, plain runs", "a seed, h"]
+    heads = ["table", "GPU", "a plain run, h", "rows", "all rows, in plain runs", "a seed, h"]
     heads += [f"{SEEDS} seeds, h", "the grid, one seed, h"]
     print("| " + " | ".join(heads) + " |")
     print("| --- | --- |" + " ---: |" * (len(heads) - 2))

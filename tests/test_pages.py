@@ -1,5 +1,6 @@
 """Every Python block of the documentation runs, and every link of a page leads somewhere."""
 
+import importlib
 import inspect
 import re
 import shlex
@@ -15,6 +16,7 @@ import torch
 
 import seht
 from seht.cli import build_parser
+from seht.integrations import log_values
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -80,6 +82,7 @@ FUNCTIONS = [
     for name in home.__all__
     if callable(getattr(home, name)) and not isinstance(getattr(home, name), types.ModuleType)
 ]
+FUNCTIONS.append(("seht.integrations.log_values", log_values))
 RECORDS = (Exception, seht.measure.results.PlainResult, seht.measure.Layer, seht.measure.Progress)
 """Things that a user is given: they need no example."""
 GIVEN = (seht.StepRecord, seht.CheckReport, seht.DoctorReport, seht.Estimator, seht.measure.Tracked)
@@ -95,6 +98,25 @@ def test_a_docstring_has_an_example_that_runs(name, thing, capsys):
     assert found, f"{name} has no example"
     assert ":math:" not in text and "code-block" not in text
     pages.run(said, name)
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "name"),
+    [
+        ("lightning", "lightning", "SehtCallback"),
+        ("transformers", "huggingface", "SehtMixin"),
+        ("transformers", "huggingface", "SehtTrainer"),
+    ],
+)
+def test_an_adapters_docstring_has_an_example_that_runs(
+    package, module, name, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip(package)
+    if package == "transformers":
+        pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    adapter = getattr(importlib.import_module(f"seht.integrations.{module}"), name)
+    test_a_docstring_has_an_example_that_runs(name, adapter, capsys)
 
 
 def links(path):

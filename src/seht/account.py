@@ -1,4 +1,4 @@
-"""What the calls of a penalty have come to: how many there were, the last one, the guard rails."""
+"""The books of a penalty: the number of calls, the record of the last one, and its warnings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from seht.task import Estimate, Task
 
 
 class Checking(Protocol):
-    """The processes that train the model, as far as they are asked here."""
+    """The one member of :class:`seht.distributed.Ranks` that is used here."""
 
     def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
         """Raise here what another rank is about to raise."""
 
 
 class Account:
-    """One step after the other; a step that fails is taken back."""
+    """Keeps the books step by step; a step that fails is taken back."""
 
     def __init__(self, on_nonfinite: str) -> None:
         self._raising = on_nonfinite == "raise"
@@ -34,7 +34,7 @@ class Account:
         self._unmet = Unmet()
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
-        """With a weight of 0 the loss is not looked at until somebody asks."""
+        """With a weight of 0 the loss is not copied to the host until somebody asks for it."""
         self._warned = False
 
     @property
@@ -46,7 +46,7 @@ class Account:
         return self._last
 
     def back(self) -> Callable[[], None]:
-        """The way back to what is known now."""
+        """A function that restores the present state, for a step that fails."""
         known, guard, unmet = dict(vars(self)), dict(vars(self.guard)), self._unmet.state()
 
         def back() -> None:
@@ -68,7 +68,7 @@ class Account:
         self._last, self._plain_loss = StepRecord(step, loss), None
 
     def unseen(self, step: int, loss: Any) -> None:
-        """A step of a training without a penalty: its loss is not even read."""
+        """A step of a training without a penalty: its loss is not read."""
         self._last = StepRecord(step, math.nan)
         one = isinstance(loss, Tensor) and loss.numel() == 1
         self._plain_loss = loss.detach() if one else None
@@ -83,12 +83,12 @@ class Account:
         steady: bool,
         given: bool,
     ) -> tuple[Tensor, StepRecord]:
-        """The penalised loss of a step, and its record as far as it is known now; a ``steady``
-        weight will not grow any more, and one that is not ``given`` was found.
+        """The penalised loss of a step, and a first version of its record. ``steady``: the weight
+        has stopped growing. ``given``: the user gave it as a number.
         """
         factor = task.coefficient(estimate.loss, estimate.trace)
         seen = [estimate.loss, estimate.trace, factor]
-        # The one look at values on the host in a step, but for the rare checks of its engine.
+        # The only time that a step waits for the device, but for the rare checks of its engine.
         loss, trace, used = torch.stack([v.detach().double() for v in seen]).tolist()
         ranks.check_finite(loss, trace, step, raising=self._raising)
         _check_finite(loss)
@@ -119,7 +119,7 @@ class Account:
         return total, record
 
     def note(self, record: StepRecord, task: Task, estimate: Estimate, engine: str) -> None:
-        """The estimate is wanted: what it taught, and what it was."""
+        """The step succeeded: let the engine keep what it learnt, and complete the record."""
         error = estimate.error if estimate.learn is None else estimate.learn()
         self._unmet.look(task.weights, estimate.unused, task.count, type(task.model).__name__)
         self._plain_loss = None
@@ -165,7 +165,7 @@ def _check_finite(loss: float) -> None:
 
 
 def _raise_nonfinite(step: int, trace: float) -> NoReturn:
-    """The estimate is not finite, and the loss is."""
+    """The trace is not finite although the loss is."""
     raise NonFiniteError(
         f"the trace estimate is {trace} at step {step} although the loss is finite; lower the "
         "learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty out on such "

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         lost = outputs.lost(error)
         if lost is None:
-            raise  # not of what we print
+            raise  # the failure is not about our own output
         return outputs.GONE if lost == "" else _complain(lost)
 
 
@@ -112,7 +112,7 @@ class _Version(argparse.Action):
 
 
 def _runs(paths: Sequence[str], split: str, data_dir: str | None) -> list[Subject]:
-    """Of the lab, for ``seht measure``, which takes any model and knows nothing of it."""
+    """Read the lab's runs for ``seht measure``, which itself must not import the lab."""
     from seht.lab.measured import subjects
 
     return subjects(paths, split, data_dir)

@@ -1,8 +1,7 @@
-"""The course of a training with a penalty: what one call does, plain or penalised.
+"""What one call of the penalty does, plain or penalised, from the first step to the last.
 
-`HessianTrace` is what users hold, and has the two forms of a call. Here is what they have in
-common: how much this call is charged (``strength/``), what is estimated (a task), by whom (an
-engine), and what is noted (an account).
+`HessianTrace` has the two forms of a call. What they have in common is here: ask for the weight
+(``strength/``), describe the estimate (a task), compute it (an engine), record it (an account).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from seht.tensors.undo import Undo, differentiated
 
 @dataclass(frozen=True)
 class PenaltySettings:
-    """What is the same in all calls of a penalty."""
+    """The settings of a penalty, which are the same in all calls."""
 
     model: nn.Module
     estimator: Estimator
@@ -41,19 +40,19 @@ class PenaltySettings:
     params: probes.ParamSpec
     boundary: str | None
     accumulate: int
-    """So many calls are one step."""
+    """How many calls make up one optimiser step."""
     limit: float | None
     on_nonfinite: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one call has come to."""
+    """The result of one call."""
 
     output: Any
     """What it returns: the penalised loss, and aux if the closure returns one."""
     commit: Callable[[], None] | None = None
-    """After a penalised step: moves the buffers."""
+    """After a penalised step: updates the buffers."""
     loss: Tensor | None = None
     """After a penalised step: this rank's loss without the penalty."""
 

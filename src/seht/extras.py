@@ -1,4 +1,4 @@
-"""What needs more than torch lies in an extra such as ``seht[lab]``, and is imported when used."""
+"""The extras, such as ``seht[lab]``: their packages, and errors that say what to install."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def need(extra: str, what: str, *names: str) -> None:
-    """Raise an error that says what to install, where a package is missing; imports nothing.
+    """Raise an error that says what to install if a package is missing; imports nothing.
 
     Args:
-        extra: its name; without ``names`` all of its packages have to be there.
-        what: who needs them, in words.
-        names: some of them.
+        extra: the name of the extra.
+        what: what needs the packages, in words for the message.
+        names: the packages that are needed; all of the extra if not given.
     """
     missing = [name for name in names or PACKAGES[extra] if not _installed(name)]
     if missing:
@@ -45,9 +45,9 @@ def need(extra: str, what: str, *names: str) -> None:
 
 
 def advice(error: ImportError, what: str, extra: str | None = None) -> str | None:
-    """The same line for an import that has failed; ``None`` if no extra has the package.
+    """The same message for an import that has failed; ``None`` if no extra has the package.
 
-    Where several have it, ``extra`` goes first.
+    If several have it, ``extra`` is preferred.
     """
     if isinstance(error, MissingExtraError):
         return str(error)

@@ -1,4 +1,4 @@
-"""Guard rails: the plain objective is unbounded below, and a user should hear of it in time.
+"""Guard rails: the plain objective is unbounded below, and users should be warned in time.
 
 ``L + lambda tr(H)`` can be lowered by making the curvature negative: with too large a weight, or
 too early a start, training runs away from the loss. The guard keeps running means of the trace
@@ -69,9 +69,9 @@ class Guard:
         steady: bool = False,
         given: bool = True,
     ) -> None:
-        """Take in one penalised step and warn where that is due; ``steady`` is a weight that will
-        not grow any more. One that is not ``given`` was measured by gradients, and where labels
-        are memorised it does its work with a penalty larger than the loss.
+        """Count one penalised step, and warn if necessary. ``steady``: the weight has stopped
+        growing. A weight that is not ``given`` was measured by gradients; with memorised labels it
+        is right although the penalty outgrows the loss.
         """
         self.count += 1
         rate = max(1 - _DECAY, 1 / self.count)  # a plain mean until the memory is full
@@ -116,7 +116,7 @@ class Unmet:
 
     def __init__(self) -> None:
         self._names: set[str] | None = set()
-        """Chosen tensors that the loss did not depend on; None when there is nothing to say."""
+        """Chosen tensors that the loss did not depend on; None once some tensor was used."""
 
     def state(self) -> set[str] | None:
         """What is known so far."""
@@ -127,7 +127,7 @@ class Unmet:
         self._names = state
 
     def look(self, drawn: Iterable[str], unused: Iterable[str], count: int, model: str) -> None:
-        """Take in one step; warn when all ``count`` chosen tensors were drawn, and none used."""
+        """Count one step; warn when all ``count`` chosen tensors were drawn and none was used."""
         if self._names is None:
             return
         self._names.update(unused)

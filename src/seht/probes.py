@@ -84,7 +84,7 @@ def choose(model: nn.Module, params: ParamSpec = None) -> Chosen:
 
 
 def quantised(model: nn.Module) -> list[str]:
-    """The weights that are no floating numbers, as a quantised base has them."""
+    """The weights that are integers, as in a quantised base model."""
     return [n for n, w in model.named_parameters() if w.dim() > 1 and not _floating(w)]
 
 

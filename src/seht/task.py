@@ -1,4 +1,4 @@
-"""What an engine is asked and what it answers; the parts both engines share."""
+"""The input and output of an engine, `Task` and `Estimate`, and what both engines share."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Probe(Directions):
 
 
 _LARGE = 1 << 18
-"""Parts of fewer entries are small, and would be drawn again and again for nothing."""
+"""Parts with fewer entries than this are kept: redrawing them would save no memory to speak of."""
 
 
 class Redrawn(Probe):
-    """A probe whose large parts are not kept, but drawn whenever they are read."""
+    """A probe whose large parts are drawn again whenever they are read, to save memory."""
 
     def __init__(self, seeds: dict[str, int], part: Callable[[str], Tensor]) -> None:
         super().__init__(seeds, signs=True)
@@ -49,7 +49,7 @@ class Redrawn(Probe):
 
 @dataclass(frozen=True)
 class Task:
-    """One estimate to make: everything an engine needs, and nothing that outlives the call."""
+    """The description of one estimate: everything an engine needs, for one call only."""
 
     model: nn.Module
     closure: Closure
@@ -70,13 +70,13 @@ class Task:
     weight: float = 0.0
     limit: float | None = None
     most: float | None = None
-    """The largest size of the trace that is charged in full (``strength/calm.py``)."""
+    """A larger trace counts as if it were this large (``strength/calm.py``)."""
     skip: bool = False
-    """Leave the penalty out where the estimate is not finite."""
+    """Leave the penalty out if the estimate is not finite."""
     apart: bool = False
-    """In the lean form too, loss and trace are wanted with a gradient of their own."""
+    """In the lean form too, compute the gradients of loss and trace separately."""
     random: Any = None
-    """Of the caller's (``state.RandomState``): hears of generators that the closure has."""
+    """The caller's ``RandomState``, which is told of generators that the closure uses."""
 
     @property
     def examples(self) -> SehtS | None:
@@ -85,7 +85,7 @@ class Task:
 
     @cached_property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The parts of the model: walking through it costs more than looking at each."""
+        """The model's modules, collected once because walking through them takes time."""
         return tuple(self.model.modules())
 
     @cached_property
@@ -99,9 +99,7 @@ class Task:
         return self.limit is None and self.most is None and not self.skip
 
     def coefficient(self, loss: Tensor, trace: Tensor) -> Tensor:
-        """What the trace is multiplied by: the weight, held back by ``limit`` and ``most``, which
-        are constants to autograd.
-        """
+        """The factor of the trace: the weight, reduced by ``limit`` and ``most``, as a constant."""
         loss, trace = loss.detach().double(), trace.detach().double()
         factor = torch.full_like(trace, self.weight)
         if self.limit is not None:
@@ -113,8 +111,8 @@ class Task:
         return torch.where(trace.isfinite(), factor, 0.0) if self.skip else factor
 
     def probes(self, *, frugal: bool = False) -> Iterator[Probe]:
-        """The probes of this task, one after the other. Of ``frugal`` ones large parts are redrawn,
-        not kept, where they are signs, which are drawn as fast as they are read.
+        """The probes of this task, one after the other. With ``frugal``, large parts made of signs
+        are redrawn when needed instead of kept: drawing them is as fast as reading them.
         """
         signs = self.estimator.signs
         redraw = frugal and signs and self.examples is None
@@ -131,7 +129,7 @@ class Task:
     def _part(self, seeds: dict[str, int], name: str) -> Tensor:
         w = self.weights[name]
         part = own_part(self.estimator.entries(w.shape, seeds[name], w.device), w)
-        # Small ones are kept as they will be used, large ones as a quarter of that.
+        # Small parts are kept in the weights' dtype, large ones as int8, a quarter of that.
         small = w.numel() < _LARGE and not part.is_floating_point()
         return part.to(w.dtype) if small else part
 
@@ -151,11 +149,11 @@ class Estimate:
     total: Tensor | None = None
     """In the lean form: loss + coefficient * trace, its gradient computed and waiting."""
     own: Tensor | None = None
-    """Of a sharded model: this rank's own loss; ``loss`` is the mean over ranks."""
+    """For a sharded model: this rank's own loss; ``loss`` is the mean over ranks."""
     learn: Callable[[], float | None] | None = None
-    """The estimate is wanted: take over what it taught; returns its relative error, if known."""
+    """Called if the step succeeds: the engine keeps its new step; returns the relative error."""
     commit: Callable[[], None] = lambda: None
-    """Takes over what the pass wrote into buffers (BatchNorm statistics): the caller decides."""
+    """Called if the step succeeds: keeps what the pass wrote into buffers such as statistics."""
 
 
 def split(output: Any) -> tuple[Any, Any, bool]:
@@ -166,7 +164,7 @@ def split(output: Any) -> tuple[Any, Any, bool]:
 
 
 def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
-    """Refuse what is no loss. Whether it is finite is looked at later, with the other values."""
+    """Refuse what is no loss. Whether it is finite is checked later, with the other values."""
     if inspect.isgenerator(loss) or inspect.iscoroutine(loss):
         loss.close()
         raise TypeError(
@@ -201,7 +199,7 @@ def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
 
 
 def _told(value: Any) -> str:
-    """What a closure returned in place of a loss, and what to do about it."""
+    """The error message for what a closure returned in place of a loss."""
     if value is None:
         return "None; its last line should return the loss"
     if isinstance(value, tuple):
@@ -213,7 +211,7 @@ def _told(value: Any) -> str:
 
 
 def refuse_scripted(modules: Sequence[nn.Module], engine: str) -> None:
-    """Scripted code hides its operators: they can neither be made safe nor frozen."""
+    """Refuse scripted code: it hides its operators, which can neither be replaced nor frozen."""
     for module in modules:
         if isinstance(module, torch.jit.ScriptModule):
             name = name_of(module, modules)

@@ -1,7 +1,8 @@
-"""Can the penalty's gradient be trusted on a model? A private copy, its numerical truth, a verdict.
+"""Can the penalty's gradient be trusted on a model? Engines are held against numerical references.
 
-`trust` has :func:`seht.check`, `sandbox` the copy, `tape` and `truth` the numbers (on their own:
-nothing of the engines is used), `judge` and `blame` the verdict and `report` what is said of it.
+`trust` has :func:`seht.check`, `sandbox` a private copy of the model, `tape`, `truth` and `outputs`
+the reference (which uses nothing of the engines), `judge` the verdict, `blame` the search for the
+module at fault, and `report` the result.
 """
 
 from seht.check.report import CheckReport

@@ -29,8 +29,8 @@ class ModuleCall:
 def blame(
     box: Sandbox, breaks: Callable[[Sandbox], bool], over: Callable[[], bool] = lambda: False
 ) -> ModuleCall | None:
-    """The innermost module that breaks on its own, the first of several; ``None`` if none does, or
-    none of those that were tried before the time was over.
+    """The first innermost module that breaks the engine on its own; ``None`` if none does before
+    the time is over.
 
     Modules that call no others are tried first, in the order of the forward pass, then those
     around them: a module of the user's own may do the damage between its children. None is to

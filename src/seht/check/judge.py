@@ -1,4 +1,4 @@
-"""One engine against the truth: the verdict, and who is to blame."""
+"""One engine compared with the numerical truth: the verdict, and the module to blame."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from seht.engines import Engine, make_engine
 from seht.probes import mix
 
 _MORE = 3
-"""Further probes where only one of them disagrees."""
+"""How many more probes to take if only one of them disagrees."""
 _STEPS = 6
-"""Adapting steps in the model's own precision, before it is compared there."""
+"""How many steps an engine may adapt in the model's own precision before it is compared."""
 _IMPRECISE = 0.5
-"""An error in the model's own precision beyond which the gradient is mostly something else."""
+"""The largest error in the model's own precision at which the gradient is still useful."""
 
 
 class Truths:
@@ -38,14 +38,14 @@ class Truths:
         self._found: list[tuple[Sandbox, Truth]] = []
         self._tried = 0
         self.reason = ""
-        """Why the last probe that gave nothing did so."""
+        """Why the last failed probe failed."""
 
     def over(self) -> bool:
-        """Whether the time (of ``time.perf_counter``) is; one probe is tried all the same."""
+        """Whether the time (of ``time.perf_counter``) is over; one probe is always tried."""
         return self._tried > 0 and time.perf_counter() > self._end
 
     def take(self, count: int) -> list[tuple[Sandbox, Truth]]:
-        """``count`` of them, or fewer where half of the probes give nothing or time is over."""
+        """``count`` of them, or fewer if half of the probes fail or the time is over."""
         while len(self._found) < count and self._tried < 2 * count and not self.over():
             box = self._boxes[self._tried % 2]
             seed = mix(self._seed, self._tried)
@@ -73,7 +73,7 @@ class Answer:
 
 
 class Adapting:
-    """An engine as a training holds it: one for each copy, which adapts its step as it is used."""
+    """An engine as in a training: one for each copy of the model, adapting its step with use."""
 
     def __init__(self, name: str, need: float) -> None:
         self.name, self._need = name, need
@@ -92,14 +92,14 @@ class Adapting:
         return estimate, list(parts)
 
     def kappa(self, box: Sandbox) -> float | None:
-        """The relative step it has come to."""
+        """The relative step that it has reached."""
         return getattr(getattr(self._engines[id(box)], "steps", None), "kappa", None)
 
     def ask(self, box: Sandbox, truth: Truth) -> Answer:
-        """The engine's answer to the truth's task; the loss's own gradient is taken off again.
+        """The engine's error on the truth's task, with the loss's own gradient subtracted.
 
-        It is compared as a whole and tensor by tensor, where the truth is sharp enough for that: a
-        module near the input may be wrong and yet add little to the whole.
+        The gradient is compared as a whole and, if the truth is accurate enough, tensor by tensor:
+        a module near the input may be wrong and yet add little to the whole.
         """
         estimate, parts = self.step(box, truth.seed)
         gradient = {
@@ -122,9 +122,9 @@ def judge(
     tolerance: float,
     own: Sandbox | None = None,
 ) -> EngineReport:
-    """Compare along ``directions`` probes, and along some more where a single one disagrees.
+    """Compare along ``directions`` probes, and along some more if a single one disagrees.
 
-    ``own`` is a copy in the model's own precision, where there is less of it.
+    ``own`` is a copy in the model's own precision, if that is less than float64.
     """
     answers: list[Answer] = []
     bad: list[int] = []

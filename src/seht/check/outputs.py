@@ -47,9 +47,9 @@ class Outputs:
         self._marked: list[Tensor] = []
         self._given: Iterator[Tensor] | None = None
         self._marks = False
-        """Whether the closure marks its outputs, which then win over the module's."""
+        """Whether the closure marks its outputs, which then replace the module's."""
         self._dims: list[int | None] = []
-        """Of outputs that a final ``log_softmax`` made: it counts to the loss."""
+        """The dimensions of a final ``log_softmax`` of the outputs, which counts to the loss."""
         self.centre = self.values()
         self._marks = bool(self._marked)
         plain = not self._marks and box.form.boundary is None and self._head is None
@@ -84,8 +84,8 @@ class Outputs:
         ]
 
     def slope(self, values: list[Tensor]) -> list[Tensor]:
-        """The gradient of the loss in the outputs, and then in the weights behind them, where these
-        are the outputs.
+        """The gradient of the loss, with these values as outputs: in the outputs, and then in the
+        weights behind them.
         """
         leaves = [value.clone().requires_grad_() for value in values]
         self._given = iter(leaves)

@@ -1,4 +1,4 @@
-"""What the check found out, as frozen records that speak in words."""
+"""The result of a check, as frozen records that print as sentences."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ Verdict = Literal["trusted", "wrong", "imprecise", "inconclusive", "failed"]
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the check found out about one engine."""
+    """The verdict on one engine."""
 
     engine: str
     verdict: Verdict
     error: float | None = None
-    """The largest relative difference from the truth, in the trace or its gradient."""
+    """The largest relative error of the trace or its gradient, on the float64 copy."""
     directions: int = 0
-    """Along how many random probes it was measured."""
+    """The number of random probes it was measured with."""
     own: float | None = None
-    """The same error in the precision of the model's weights, after some adapting steps."""
+    """The same error in the precision of the model's weights, after some steps to adapt."""
     steps: int = 0
-    """How many these were."""
+    """The number of these steps."""
     kappa: tuple[float, float] | None = None
-    """The smallest and largest relative step that the difference engine took there."""
+    """The smallest and largest relative step that the difference engine took in them."""
     module: str | None = None
     """The module that breaks the engine on its own (``""``: the model's own forward)."""
     kind: str | None = None
     """That module's class."""
     reason: str | None = None
+    """Why the engine is not trusted."""
     advice: str | None = None
+    """What to do about it."""
 
     def __str__(self) -> str:
         """One sentence."""
@@ -61,22 +63,25 @@ class EngineReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What :func:`check` found out; ``str(report)`` says it in words."""
+    """The result of :func:`seht.check`; ``print(report)`` shows it in words."""
 
     engines: Mapping[str, EngineReport]
+    """The verdict on each engine, by its name."""
     model: str
+    """The model's class."""
     tensors: int
+    """How many tensors are probed."""
     weights: int
+    """How many entries they have."""
     loss: float
+    """The loss on the batch."""
     curvature: str = "hessian"
     boundary: str | None = None
     estimator: str = "seht-h"
 
     @property
     def ok(self) -> bool:
-        """Whether every engine that was checked can be trusted with this curvature, boundary and
-        estimator.
-        """
+        """Whether every engine that was checked can be trusted."""
         return all(report.verdict == "trusted" for report in self.engines.values())
 
     def as_dict(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Sandbox:
 
     @contextmanager
     def at(self, shift: Gradient | None, step: float) -> Iterator[None]:
-        """The weights are ``step * shift`` away in the block."""
+        """Move the weights by ``step * shift`` in the block."""
         moved = {name: self.leaves[name] for name in shift or ()}
         before = {name: tensor.detach().clone() for name, tensor in moved.items()}
         try:
@@ -105,7 +105,7 @@ class Sandbox:
                     tensor.copy_(before[name])
 
     def task(self, seed: int) -> Task:
-        """One estimate, as an engine is asked for it; the next seed where this draws no layer."""
+        """The task of one estimate, with this seed or the next one that draws a layer."""
         form = self.form
         for k in range(_DRAWS):
             task = functional.make_task(
@@ -145,7 +145,7 @@ class Sandbox:
 
 
 class Widened(TorchFunctionMode):
-    """Casts to float32 and less go to float64, as in the losses of Hugging Face's models."""
+    """Turns the model's own casts to float32 and less (Hugging Face's losses) into float64."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -60,13 +60,14 @@ def check(
     budget: float | None = None,
     **options: Any,
 ) -> CheckReport:
-    """Compare every engine's penalty with a numerical truth, on the user's own model and batch.
+    """Check the penalty's value and gradient on your own model and batch, for every engine.
 
-    For random probes s the trace t = sᵀ H s (or sᵀ G s) and its gradient in *all*
-    trainable parameters are compared with differences of ordinary gradients, at two step sizes that
-    must agree. An engine is asked as a training asks it, one step after the other while it adapts
-    its own step size: on a float64 copy, and then in the precision of the model's weights. Nothing
-    of the user's is touched: model, gradients, buffers, batch and random state stay as they are.
+    For random probes s the trace t = sᵀ H s (or sᵀ G s) and its gradient in *all* trainable
+    parameters are compared with differences of ordinary gradients g, at two step sizes e that must
+    agree: t ≈ s · (g(w+es) − g(w−es)) / 2e and ∇t ≈ (g(w+es) + g(w−es) − 2g(w)) / e². An engine
+    runs as in a training, one step after the other while it adapts its own step size: on a float64
+    copy, and then in the precision of the model's weights. Your model, gradients, buffers, batch
+    and random state stay as they are.
 
     Example:
         ```python
@@ -76,28 +77,28 @@ def check(
 
     Cost: some hundred gradients for each direction; give a small model and a few examples.
 
-    A verdict is ``"trusted"``, ``"wrong"`` (with the module that breaks the engine, where one does
-    so on its own), ``"imprecise"`` (right in float64, lost in the rounding of the model's own
-    precision), ``"failed"`` (the engine raised) or ``"inconclusive"`` (nothing could be measured,
-    which is no promise).
+    A verdict is ``"trusted"``, ``"wrong"`` (with the module that breaks the engine, if a single one
+    does), ``"imprecise"`` (right in float64, but lost in the rounding of the model's own
+    precision), ``"failed"`` (the engine raised an error) or ``"inconclusive"`` (nothing could be
+    measured).
 
     Args:
         model: the module, in the mode (train or eval) it is to be checked in.
         loss_fn: ``loss_fn(model, batch)`` computes the loss *with the model it is given*: a copy.
         batch: anything; floating tensors in tuples, lists and mappings are taken to float64.
         engines: names; all of them by default.
-        curvature: as in :class:`seht.HessianTrace`, like ``boundary`` and ``estimator``: the
-            verdict is on what you will run. A probe for each example (``"seht-s"``) has no such
-            truth; that it runs is all that is seen.
-        boundary: for ``"ggn"``, the module whose outputs are the network's.
-        estimator: a name or an object.
+        curvature: as in :class:`seht.HessianTrace`, like ``boundary`` and ``estimator``: give what
+            you will train with.
+        boundary: for ``"ggn"``, the name of the module whose outputs are the network's outputs.
+        estimator: a name or an object. For ``"seht-s"`` there is no such reference; the check only
+            sees whether it runs.
         params: the probed tensors, as in :class:`seht.HessianTrace`.
-        directions: along how many random probes.
+        directions: the number of random probes.
         seed: of the probes and of randomness inside the model.
-        tolerance: the relative error up to which an engine is trusted. An operator that is
-            wrong is off by tenths; one probe's own noise is some 400 %.
+        tolerance: the relative error up to which an engine is trusted. With a wrong operator the
+            error is some tenths; the noise of one probe is some 400 %.
         budget: seconds after which no further direction is measured and no further module is
-            looked at; the report says along how many directions. One is measured in any case.
+            tried. One direction is always measured; the report says how many were.
         options: the estimator's own.
     """
     functional.check_arguments(model, loss_fn, "loss_fn")

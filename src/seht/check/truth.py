@@ -36,7 +36,7 @@ _FIRST = 2
 enough then. The walk goes down from it, and up from it where that gave nothing."""
 _MOST = 0.9
 _FLOOR = 1e-4
-"""Derivatives so much smaller than those the size of gradient and weights suggests count as 0."""
+"""Derivatives smaller than this, relative to the size of gradient and weights, count as 0."""
 
 
 class Inconclusive(RuntimeError):
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a right engine answers to the task of this seed."""
+    """The right answer to the task of this seed."""
 
     seed: int
     kappa: float
@@ -141,7 +141,7 @@ def _noise(truth: Truth) -> float:
 
 
 def asymmetry(box: Sandbox, truth: Truth, seed: int) -> float:
-    """How far s^T H d and d^T H s differ, relatively: 0 where g is the gradient of anything."""
+    """How far s^T H d and d^T H s differ, relatively: 0 if g is the gradient of some function."""
     s, d = _probes(box, truth.seed)[0], _probes(box, seed)[0]
     _, base, tape = _centre(box)
     hs, hd = (_hessian(box, p, truth.kappa * _unit(box, p), base, tape)[0] for p in (s, d))

@@ -1,5 +1,5 @@
 """The library's commands, one file each: arguments, and the function that runs them.
 
-They take the library by its public names and know nothing of the lab, whose commands stand in
-:mod:`seht.lab.commands`; :mod:`seht.cli` knows both.
+They use the library's public names and do not import the lab, whose commands are in
+:mod:`seht.lab.commands`; :mod:`seht.cli` lists both.
 """

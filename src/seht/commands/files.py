@@ -1,4 +1,4 @@
-"""Files that a command writes: whole or not at all, and not over what is not its own."""
+"""Files that a command writes: complete or not at all, and never over files of others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 MARKS = (b'<meta name="generator" content="seht">', b'"seht": "', b"`seht bench", b"seht bench")
-"""One of them is at the beginning of every page, JSON file, Markdown file and picture of ours."""
+"""Every page, JSON file, Markdown file and picture that we write begins with one of these."""
 _HEAD = 1 << 16
 
 

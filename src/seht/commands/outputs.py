@@ -1,4 +1,4 @@
-"""Standard output and error to their end: a reader that has left, a disk that is full."""
+"""Standard output and error when writing fails: a closed pipe, a full disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from typing import IO, Any, NoReturn
 
 GONE = 141
-"""The exit code where a reader has left: what a shell says of a process that SIGPIPE has ended.
+"""The exit code if the reader of a pipe is gone: that of a process ended by SIGPIPE.
 
 The signal itself is not let through: a worker or a connection that is gone would end us, too."""
 
@@ -44,7 +44,7 @@ def flush() -> None:
 
 
 def lost(error: OSError) -> str | None:
-    """Why what was printed is lost, ``""`` if its reader has left; ``None`` for another error.
+    """Why output was lost, ``""`` if its reader is gone; ``None`` for any other error.
 
     Afterwards what cannot be written goes nowhere, so that the end of Python does not try again.
     """

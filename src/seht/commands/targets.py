@@ -1,4 +1,4 @@
-"""What commands take from users' code: ``module:function``, and mistakes in one line."""
+"""Functions in users' code, given to a command as ``module:function``; mistakes in one line."""
 
 from __future__ import annotations
 

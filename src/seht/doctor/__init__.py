@@ -1,8 +1,8 @@
-"""What should I expect of the penalty on *my* model, and what do I write? One page.
+"""What to expect of the penalty on *your* model, and which lines to write, on one page.
 
-`examine` has :func:`seht.doctor`, `patient` the private copy that everything runs on, `curvatures`,
-`cost`, `shares` and `regime` one question each, `report` what is said of the answers, `page` the
-same in HTML. For users, and for ``seht doctor``.
+`examine` has :func:`seht.doctor`, `patient` the private copy that everything runs on. `curvatures`,
+`cost`, `shares` and `regime` answer one question each, `report` prints the answers, and `page` is
+the same in HTML.
 """
 
 from seht.doctor.examine import doctor

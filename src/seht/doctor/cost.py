@@ -1,9 +1,9 @@
-"""What a penalised step costs here: seconds in turns with plain steps, and memory by every byte.
+"""What a penalised step costs on this machine: time, in turns with plain steps, and peak memory.
 
-A step is forward and backward passes, without the optimiser's own. Each timed one stands between
-two plain ones: whatever else the machine does slows all three. The checks that the engine makes of
-itself now and then are left out. Peak memory is what tensors hold at one time beyond the weights:
-of the CPU as PyTorch's profiler tells it, allocation by allocation, of CUDA as its allocator does.
+A step is forward and backward passes, without the optimiser. Each timed step stands between two
+plain ones, so that other load on the machine slows all three. The engine's rare checks of its step
+size are left out. Peak memory is what tensors hold at one time beyond the weights: on the CPU from
+PyTorch's profiler, allocation by allocation, on CUDA from its allocator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seht.penalty import HessianTrace
 
 _ROUNDS = 9
 _LEAST = 0.03
-"""Seconds; shorter steps are repeated until they take that long."""
+"""Steps shorter than this many seconds are repeated until they take that long."""
 _NEVER = 1 << 60
 MIB = 2**20
 Step = Callable[[], None]
@@ -41,7 +41,7 @@ class Cost(PlainResult):
     form: str
     """``scalar``: ``penalty(closure)``; ``lean``: ``penalty.backward(closure)``."""
     ratio: float | None = None
-    """Seconds in plain steps: the median over the rounds."""
+    """Time divided by that of a plain step: the median over the rounds."""
     low: float | None = None
     high: float | None = None
     """... and its quartiles."""
@@ -118,7 +118,7 @@ def _cost(
 
 
 class _Clock:
-    """Times and weighs steps; gradients are gone afterwards."""
+    """Measures time and memory of steps; gradients are cleared afterwards."""
 
     def __init__(self, parameters: list[Any], device: torch.device) -> None:
         self._parameters, self._device = parameters, device
@@ -164,7 +164,7 @@ class _Clock:
         return found
 
     def peak(self, step: Step) -> float | None:
-        """MiB held at one time beyond what was there before; ``None`` where nobody counts."""
+        """The peak in MiB beyond what was there before; ``None`` if it cannot be measured."""
         self._clear()
         try:
             if self._device.type == "cuda":

@@ -27,12 +27,12 @@ class CurvatureChoice(PlainResult):
 
     curvature: str
     boundary: str | None
-    """For ``"ggn"``: the module that puts out the logits, where the model's outputs are not."""
+    """For ``"ggn"``: the module whose outputs are the logits, if it is not the model itself."""
     why: str
     flat: bool = False
     """Whether the loss has no curvature in the outputs."""
     refused: str | None = None
-    """What was said of ``"ggn"`` where it cannot be had."""
+    """The error message of ``"ggn"``, if it is not possible."""
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -42,7 +42,7 @@ class CurvatureChoice(PlainResult):
 
 
 def choose_curvature(patient: Patient, seed: int) -> CurvatureChoice:
-    """The Gauss-Newton trace where it can be had, at a boundary that may have to be found."""
+    """The Gauss-Newton trace if it is possible, with a boundary that may have to be found."""
     head, said = find_head(patient.model), ""
     flat = twice = labelled = False
 

@@ -24,7 +24,7 @@ _STAGES = ("curvature", "gradient", "regime", "share", "cost")
 _SHORT = 5.0
 """Seconds below which nothing can be said of a model."""
 _BRIEF = 0.005
-"""Seconds of a plain step in which arithmetic is not what counts."""
+"""In a plain step shorter than this many seconds, overhead counts for more than arithmetic."""
 
 
 def doctor(
@@ -37,7 +37,14 @@ def doctor(
     budget: float = 120.0,
     progress: Report = None,
 ) -> DoctorReport:
-    """Look at a model before it is trained with the penalty: what to expect, and what to write.
+    """Examine a model before you train it with the penalty L + λ tr(H).
+
+    The report says whether the penalty's gradient is right (:func:`seht.check`), which curvature to
+    take and why, with which ``boundary=``, what each form costs in time and memory compared with a
+    plain step on this machine, which share (the norm of the penalty's gradient over that of the
+    loss's) each power of ten of the weight has, whether the model memorises or underfits, and which
+    two lines to paste. It works on a copy: weights, buffers, gradients, modes and random state of
+    your model stay as they are, whatever happens.
 
     Example:
         ```python
@@ -46,23 +53,17 @@ def doctor(
 
     Cost: about ``budget`` seconds.
 
-    It says whether the penalty's gradient is right (:func:`seht.check`), which curvature to take
-    and why, at which ``boundary=``, what each form costs in time and memory beside a plain step on
-    this machine, what share of the loss's gradient each power of ten of the weight gives, whether
-    the model memorises or underfits, and the two lines to paste. It works on a copy: weights,
-    buffers, gradients, modes and random state of the model stay as they are, whatever happens.
-
     Args:
         model: the module, in the mode it trains in.
         loss_fn: ``loss_fn(model, batch)`` computes the loss *with the model it is given*: a copy.
-        data: a batch, a data set or an iterable of batches, as the training sees them; sixteen
-            batches are read at most.
+        data: training data: a batch, a data set or an iterable of batches; at most sixteen batches
+            are read.
         held_out: the same, of examples that are not trained on; without it the regime stays
             unknown.
         seed: of probes and of randomness inside the model.
-        budget: about how many seconds it may take. Every figure is measured with less where time
-            is short, and says how well it is known; the check of the gradient takes half of it, and
-            what one direction needs.
+        budget: about how many seconds it may take. With little time, figures are measured less
+            well, and the report says how well; the check of the gradient takes half of it, and
+            always as long as one direction needs.
         progress: ``True`` for a line on standard error, or a function called with each
             :class:`seht.measure.Progress`.
     """
@@ -87,7 +88,7 @@ def _examine(
     patient: Patient, seed: int, start: float, budget: float, stages: _Stages
 ) -> DoctorReport:
     def left(share: float) -> float:
-        """Seconds: a share of what is left, and of the budget where nothing is."""
+        """Seconds: a share of what is left, or of the budget if nothing is left."""
         rest = start + budget - time.perf_counter()
         return share * max(rest, budget / 10)
 

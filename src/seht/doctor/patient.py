@@ -21,13 +21,13 @@ from seht.replay.buffers import BorrowedBuffers
 from seht.task import check_loss, split
 
 KEPT = 16
-"""Batches that are read, of training and of held-out data."""
+"""How many batches are read, of training and of held-out data each."""
 _FEW = 4
-"""Examples that are enough to see whether a derivative is right."""
+"""How many examples are enough to check a derivative."""
 
 
 class Patient:
-    """A copy of the model: whatever happens to it, the user's is as it was.
+    """A private copy of the user's model, which itself stays as it is.
 
     Args:
         model: the user's.
@@ -71,7 +71,7 @@ class Patient:
                 module.training = training
 
     def losses(self, batches: Sequence[Any], end: float) -> list[float]:
-        """Of each batch, until the time (of ``time.perf_counter``) is over; of one at least."""
+        """The loss of each batch, at least one, until the time (``time.perf_counter``) is over."""
         found: list[float] = []
         for place, batch in enumerate(batches):
             found.append(self.objective.loss(batch))

@@ -1,8 +1,8 @@
 """The regime: does the model memorise its data, or has it not even fitted them?
 
-A model that memorises is where the penalty gained most in trials, and one that underfits is where
-it did harm. The loss with every example's predictions swapped for another's says whether anything
-was learnt at all: before training it is the same.
+In trials the penalty helped most where a model memorised, and did harm where it underfitted. The
+loss with every example's predictions swapped for another's shows whether anything was learnt at
+all: before training the swap makes no difference.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from seht.tensors.trees import mapped
 
 Kind = Literal["memorising", "between", "underfitting", "untrained", "unknown"]
 _MEMORISED, _NONE = 0.5, 0.1
-"""Parts of the held-out loss that training data do not have: above the first, the model memorises;
-below the second, there is nothing to be had."""
+"""The gap between held-out and training loss, as a fraction of the held-out loss: above the first
+number the model memorises, below the second it underfits."""
 _LEARNT = 0.02
-"""A rise of the loss with swapped predictions, relative to it, that is no learning yet."""
+"""If swapped predictions raise the loss by less than this fraction, nothing was learnt yet."""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,31 @@ from seht.strength.share_weight import SHARE
 
 _INDENT = len("curvature  ")
 _LAYERS = 8
-"""Shown on the terminal; the page and the JSON have more."""
+"""How many layers the terminal shows; the page and the JSON have more."""
 
 
 @dataclass(frozen=True)
 class DoctorReport(PlainResult):
-    """What :func:`seht.doctor` found; ``print(report)`` shows it."""
+    """The result of :func:`seht.doctor`; ``print(report)`` shows it."""
 
     model: str
+    """The model's class."""
     mode: str
     """``train`` or ``eval``: the mode that gradient, cost and share were measured in."""
     check: CheckReport
+    """Whether the gradient is right."""
     engine: str
+    """The recommended engine."""
     choice: CurvatureChoice
+    """The recommended curvature and boundary."""
     costs: Costs
+    """Time and memory of each form."""
     shares: Shares
+    """How strong a weight is."""
     regime: Regime
+    """Whether the model memorises."""
     lines: tuple[str, str]
-    """To paste into a training loop."""
+    """Two lines to paste into a training loop."""
     seconds: float
     notes: tuple[str, ...] = ()
 
@@ -46,7 +53,7 @@ class DoctorReport(PlainResult):
 
     @property
     def nothing(self) -> bool:
-        """Whether a loss without curvature meets a network without: the trace is 0."""
+        """Whether neither loss nor network is curved, so that the trace is 0."""
         return self.choice.flat and self.shares.vanishes
 
     @property
@@ -70,7 +77,7 @@ class DoctorReport(PlainResult):
 
     @property
     def heading(self) -> str:
-        """Of the two lines."""
+        """The heading above the two lines."""
         if self.ok and self.regime.kind != "underfitting":
             return "Two lines to paste"
         return "Not now; but these would be the two lines"

@@ -1,8 +1,8 @@
 r"""The share: the penalty's gradient over the loss's own, both averaged over probes and batches.
 
-As ``share=`` of :class:`seht.HessianTrace` has it, by norms of averages: one probe's gradient is
-mostly noise. How well an average's norm is known is seen as it grows: each new gradient's product
-with the average of those before it is an estimate of the squared norm, and they scatter.
+It is the ``share=`` of :class:`seht.HessianTrace`: a ratio of norms of averages, because one
+probe's gradient is mostly noise. The error of such a norm comes from the scatter of independent
+estimates of its square: the product of each new gradient with the average of those before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROBES = 8
 _FEWEST = 4
 _ROUNDING = 1e-3
 _INVARIANT = 1e-5
-"""Tensors with less of the loss's gradient have none but for rounding (the keys' biases)."""
+"""A smaller part of the loss's gradient is only rounding (as for biases of attention's keys)."""
 _AROUND = 2
 """Powers of ten shown below and above the weight whose share is about 1."""
 
@@ -90,7 +90,7 @@ class _Average:
 
     @property
     def insignificant(self) -> bool:
-        """Whether chance would give as much in common."""
+        """Whether the norm is no larger than chance would make it."""
         return not statistics.fmean(self._products) > 2 * self._scatter
 
     @property
@@ -121,7 +121,7 @@ def measure_shares(
         tell(k + 1, PROBES)
         if len(traces) >= _FEWEST and time.perf_counter() > end:
             break
-    # What a trace that depends on the weights at all could not be below; rounding is.
+    # A gradient of the trace below this is only rounding.
     least = _ROUNDING * max(map(abs, traces)) / patient.objective.weight_norm
     unit = loss.norm / penalty.norm if penalty.norm > 0 and loss.norm > 0 else None
     weights: dict[float, float] = {}

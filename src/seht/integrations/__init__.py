@@ -1,9 +1,9 @@
-"""Training frameworks: the penalty in their loggers and in their checkpoints.
+"""Adapters that put the penalty into a framework's logger and checkpoints.
 
-The penalty itself needs none of this: it is one scalar and one backward wherever a loss is
-computed. Nothing here is imported by ``import seht``, and each module imports its framework when it
-is imported itself: :mod:`seht.integrations.lightning`, :mod:`seht.integrations.huggingface`. A
-plain loop, Fabric and Accelerate need :func:`log_values` alone.
+The penalty itself works in any framework, because it is one scalar and one backward pass. ``import
+seht`` imports nothing of this; :mod:`seht.integrations.lightning` and
+:mod:`seht.integrations.huggingface` import their framework. A plain loop, Fabric and Accelerate
+need only :func:`log_values`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ __all__ = ["check_accumulation", "log_values"]
 
 
 def log_values(penalty: HessianTrace, prefix: str = "seht/") -> dict[str, float]:
-    """What the penalty's last call did, by name, for any logger; nothing before the first call.
+    """The numbers of the penalty's last call by name, for any logger; empty before the first call.
 
-    ``loss`` is the loss without the penalty, ``share`` the size of the penalty over that of the
-    loss. ``trace`` is there on penalised steps only, ``error`` where the engine knows it.
+    ``loss`` is the loss without the penalty, ``penalty`` what was added to it, ``share`` the
+    absolute value of their ratio and ``weight`` the weight that was applied. ``trace`` is there on
+    penalised steps only, ``error`` (the relative numerical error of the trace's gradient) if the
+    engine knows it. The call costs nothing.
+
+    Args:
+        penalty: the penalty.
+        prefix: put before each name.
 
     Example:
         ```python
@@ -43,7 +49,7 @@ def log_values(penalty: HessianTrace, prefix: str = "seht/") -> dict[str, float]
 
 
 def check_accumulation(penalty: HessianTrace, batches: int) -> None:
-    """Warn where the framework's optimiser step is not the penalty's."""
+    """Warn if framework and penalty accumulate different numbers of batches in a step."""
     if batches != penalty.accumulate:
         warn(
             f"seht: the trainer accumulates {batches} batches in a step, the penalty "

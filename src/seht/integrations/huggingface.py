@@ -1,12 +1,6 @@
-"""Hugging Face's ``Trainer``: the penalty as one more argument.
+"""Hugging Face's ``Trainer`` with the penalty as one more argument: ``SehtTrainer``.
 
-.. code-block:: python
-
-    penalty = seht.HessianTrace(model, weight=1e-4, curvature="ggn", boundary="lm_head", warmup=0.1)
-    trainer = SehtTrainer(model=model, args=args, train_dataset=data, penalty=penalty)
-
-``SehtMixin`` does the same for a Trainer of your own or another library's:
-``class MyTrainer(SehtMixin, SFTTrainer): pass``.
+``SehtMixin`` adds it to a Trainer of your own or of another library.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ from seht.integrations import check_accumulation, log_values
 from seht.penalty import HessianTrace
 
 STATE = "seht.pt"
-"""The penalty's state, inside a checkpoint's folder."""
+"""The file with the penalty's state in a checkpoint's folder."""
 
 
 class Follow(TrainerCallback):
@@ -46,25 +40,37 @@ class Follow(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A training that ended in the warm-up is said."""
+        """Warn if the training was over before the warm-up."""
         self.penalty.close()
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Once per node that saves."""
+        """Save the penalty's state, once per node that saves."""
         if args.should_save:
             folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             torch.save(self.penalty.state_dict(), folder / STATE)
 
 
 class SehtMixin:
-    """Put before a Trainer class: what that computes as its loss is penalised.
+    """Adds the penalty, L + λ tr(H), to the loss of any Trainer class that stands after it.
+
+    Cost: that of the penalty (:class:`seht.HessianTrace`); evaluation is not touched.
+
+    Example:
+        ```python
+        from transformers import Trainer
+        from seht.integrations.huggingface import SehtMixin
+
+
+        class MyTrainer(SehtMixin, Trainer):  # or trl's SFTTrainer; then MyTrainer(..., penalty=)
+            pass
+        ```
 
     Args:
         penalty: the :class:`seht.HessianTrace` of the model that is trained.
-        held_out: for ``weight="tuned"``, a dataset that is neither trained on nor judged by; its
-            batches are those of an evaluation, its loss the Trainer's.
+        held_out: for ``weight="tuned"``, a dataset of examples that are neither trained on nor used
+            to judge the model. It is batched like an evaluation set, and the loss is the Trainer's.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class SehtMixin:
         return self.penalty(lambda: compute(model, dict(inputs), *args, **kwargs))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """With the penalty's values, wherever the training loss is logged."""
+        """Add the penalty's values wherever the training loss is logged."""
         if "loss" in logs:
             logs = {**logs, **log_values(self.penalty)}
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
@@ -102,7 +108,7 @@ class SehtMixin:
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train, from a checkpoint with the penalty's state in it."""
+        """Train; from a checkpoint, resume the penalty's state too."""
         folder: Any = resume_from_checkpoint
         if resume_from_checkpoint is True:
             trainer: Any = self
@@ -122,4 +128,26 @@ class SehtMixin:
 
 
 class SehtTrainer(SehtMixin, Trainer):
-    """``transformers.Trainer`` with a penalty: the same arguments, and ``penalty=``."""
+    """``transformers.Trainer`` whose loss is L + λ tr(H), with the arguments of :class:`SehtMixin`.
+
+    It logs the penalty with the loss, saves its state in each checkpoint, and tells it the number
+    of steps and the optimiser. Cost: that of the penalty (:class:`seht.HessianTrace`).
+
+    Example:
+        ```python
+        import tempfile
+        from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+        from seht.integrations.huggingface import SehtTrainer
+
+        config = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+        model = GPT2LMHeadModel(config)
+        rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 20, (8, 8))]
+        arguments = TrainingArguments(tempfile.mkdtemp(), max_steps=2, report_to="none")
+        penalty = seht.HessianTrace(model, weight=1e-4, curvature="ggn")
+        SehtTrainer(model=model, args=arguments, train_dataset=rows, penalty=penalty).train()
+        ```
+
+    Args:
+        penalty: the :class:`seht.HessianTrace` of the model that is trained.
+        held_out: for ``weight="tuned"``, a dataset of held-out examples.
+    """

@@ -1,19 +1,4 @@
-"""Lightning's ``Trainer``: a callback that logs the penalty and keeps its state in checkpoints.
-
-.. code-block:: python
-
-    class Model(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = ...
-            self.penalty = seht.HessianTrace(self.net, weight=1e-3, curvature="ggn", warmup=0.1)
-
-        def training_step(self, batch):
-            x, y = batch
-            return self.penalty(lambda: F.cross_entropy(self.net(x), y))
-
-    trainer = L.Trainer(callbacks=[SehtCallback()])
-"""
+"""Lightning's ``Trainer``: a callback that logs the penalty and saves its state in checkpoints."""
 
 from __future__ import annotations
 
@@ -34,13 +19,41 @@ else:
 
 
 class SehtCallback(Callback):
-    """Logs the penalty after each batch and saves its state, so that a resumed run goes on.
+    """Logs the penalty of a LightningModule, saves its state, and tells it the number of steps.
+
+    The penalty itself, L + λ tr(H), is a line in ``training_step``; see
+    :class:`seht.HessianTrace`, also for what it costs. The callback costs nothing.
+
+    Example:
+        ```python
+        import lightning as L
+        from seht.integrations.lightning import SehtCallback
+
+
+        class Classifier(L.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.net = Net()
+                self.penalty = seht.HessianTrace(self.net, warmup=0.1)
+
+            def training_step(self, batch):
+                x, y = batch
+                return self.penalty(lambda: F.cross_entropy(self.net(x), y))
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+        off = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+        trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[SehtCallback()], **off)
+        trainer.fit(Classifier(), loader)
+        ```
 
     Args:
-        attribute: where the LightningModule holds its :class:`seht.HessianTrace`.
-        prefix: of the names in the logger.
+        attribute: the attribute of the LightningModule that holds the penalty.
+        prefix: put before each name in the logger.
         held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` with ``loss_fn(model,
-            batch)``; the batches are brought to the training's device.
+            batch)``; the batches are moved to the training's device.
     """
 
     def __init__(
@@ -61,12 +74,12 @@ class SehtCallback(Callback):
             penalty.equip(held_out=(batches, lambda model, batch: loss_fn(model, there(batch))))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The optimiser is there now; a share or a tuned weight sees gradients as it does."""
+        """Tell the penalty the optimiser, for a share or a tuned weight."""
         if len(trainer.optimizers) == 1:
             self._penalty(pl_module).equip(optimizer=trainer.optimizers[0])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A training that ended in the warm-up is said."""
+        """Warn if the training was over before the warm-up."""
         self._penalty(pl_module).close()
 
     def on_train_batch_end(
@@ -84,7 +97,7 @@ class SehtCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take the penalty's state over, where the checkpoint has one."""
+        """Load the penalty's state, if the checkpoint has one."""
         if f"seht.{self.attribute}" in checkpoint:
             self._penalty(pl_module).load_state_dict(checkpoint[f"seht.{self.attribute}"])
 

@@ -1,4 +1,4 @@
-"""Measuring changes nothing: what is taken out is put back, bit for bit, whatever happens."""
+"""Measuring changes nothing: model and random states are restored bit for bit, whatever happens."""
 
 from __future__ import annotations
 

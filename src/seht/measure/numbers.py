@@ -9,7 +9,7 @@ MINUS = "\u2212"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """So many significant digits, with separators; a dash for what there is not."""
+    """This many significant digits, with separators; a dash for a missing number."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -57,5 +57,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def said(title: str, *tables: Sequence[Sequence[str]]) -> str:
-    """A line of words and the tables below it: what ``print(result)`` shows."""
+    """A title and the tables below it, as ``print(result)`` shows them."""
     return "\n".join([title, *(line for rows in tables for line in aligned(rows))])

@@ -1,4 +1,4 @@
-"""What is measured: a model's loss as a function of its weights, over data; and the checks."""
+"""A model's loss over data as a function of its weights, and the checks of what users give."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LossFn = Callable[[nn.Module, Any], Any]
 
 
 class DataOptions(TypedDict, total=False):
-    """What every measurement takes beside its own arguments, as :func:`seht.measure.trace` says."""
+    """Options of every measurement, described in :func:`seht.measure.trace`."""
 
     seed: int
     progress: Report
@@ -40,13 +40,13 @@ class DataOptions(TypedDict, total=False):
 
 
 class Options(DataOptions, total=False):
-    """... those that look at some of the weights,"""
+    """Options of measurements that choose among the weights."""
 
     params: probes.ParamSpec
 
 
 class CurvatureOptions(Options, total=False):
-    """... and those that know two matrices."""
+    """Options of measurements that take the Hessian or its Gauss-Newton part."""
 
     curvature: str
     boundary: str | None
@@ -63,7 +63,7 @@ class Objective:
     boundary: str | None = None
     params: probes.ParamSpec = None
     _inner: list[bool] = field(default_factory=list)
-    """Not empty once the loss is known to take gradients itself."""
+    """Not empty once the loss function was seen to take gradients itself."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -106,7 +106,7 @@ class Objective:
         return found
 
     def _called(self, batch: Any) -> Any:
-        """What loss_fn returns; a criterion in its place, say, is told what it is called with."""
+        """What loss_fn returns; if it is a plain criterion, the error says how it is called."""
         try:
             return self.loss_fn(self.model, batch)
         except (TypeError, AttributeError, KeyError) as error:
@@ -172,11 +172,11 @@ class Measurement:
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
         """How many weights."""
         self.samples = 0
-        """Of the last reading."""
+        """The number of examples in the last reading."""
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return self.tell.seconds
 
     def read(self) -> Iterator[tuple[Any, int]]:
@@ -214,12 +214,12 @@ class Measurement:
             yield
 
     def gradient(self) -> Tensor:
-        """Of the mean loss."""
+        """The gradient of the mean loss."""
         products = self.products()
         return self._mean(lambda batch: flat(products.gradient(self.objective.closure(batch))))
 
     def products(self) -> Products:
-        """What multiplies one batch's matrix."""
+        """Computes products with one batch's Hessian or Gauss-Newton matrix."""
         objective = self.objective
         return Products(objective.model, objective.chosen, objective.curvature, objective.boundary)
 

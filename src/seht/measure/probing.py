@@ -30,7 +30,7 @@ from seht.tensors.trees import mapped
 
 @dataclass(frozen=True)
 class BatchTraces:
-    """What a micro-batch gave."""
+    """The replicates of one micro-batch."""
 
     values: Tensor
     """float64, ``(replicates, 1 + layers)``: the trace, then each layer's share (if asked for)."""
@@ -66,7 +66,7 @@ class Probing:
         self._wide: bool | None = None
         """Whether outputs are widened; ``None`` before it was tried."""
         self.reason: str | None = None
-        """Why probes are shared although nobody asked for it."""
+        """Why probes are shared although ``method`` did not ask for it."""
 
     @property
     def shared(self) -> bool:
@@ -80,7 +80,7 @@ class Probing:
         try:
             return self._ask(self._estimator, batch, probes, seed)
         except ExampleError as error:
-            if count == 1:  # one example's probe is everybody's
+            if count == 1:  # with one example, shared and per-sample probes are the same
                 return self._ask(SehtH(), batch, probes, seed)
             if self._strict:
                 raise
@@ -156,7 +156,7 @@ class Probing:
 
 
 _WIDEST = 1 << 22
-"""Larger outputs stay as they are: their copy would be felt, and their rounding averages out."""
+"""Larger outputs are not widened: the copy would cost time, and their rounding averages out."""
 
 
 def _widened(module: nn.Module, inputs: Any, outputs: Any) -> Any:

@@ -40,7 +40,7 @@ Report = Callable[[Progress], object] | bool | None
 
 
 class Reporter:
-    """Tells about progress, at most some times a second."""
+    """Reports progress, at most a few times a second."""
 
     def __init__(self, report: Report, what: str) -> None:
         if report is not None and not isinstance(report, bool) and not callable(report):
@@ -53,7 +53,7 @@ class Reporter:
 
     @property
     def on(self) -> bool:
-        """Whether anybody listens."""
+        """Whether progress is reported at all."""
         return self._report is not None
 
     @property
@@ -68,7 +68,7 @@ class Reporter:
         estimate: float | None = None,
         stderr: float | None = None,
     ) -> None:
-        """Tell, unless the last time was just now."""
+        """Report, unless the last report was just now."""
         if self._report is None:
             return
         now = self.seconds

@@ -21,7 +21,7 @@ from seht.probes import mix
 
 METHODS = ("auto", "per-sample", "shared")
 _LEAST_DOF = 8
-"""Fewer degrees of freedom make a small error a matter of luck: no stopping on them."""
+"""With fewer degrees of freedom a small error may be luck, so reading does not stop."""
 _MOST_PROBES = 1000
 
 
@@ -60,7 +60,7 @@ def read(
 
 
 class Readings:
-    """The readings of one measurement; ``ours`` says that it was us who cut the data."""
+    """The readings of one measurement; ``ours`` says that we cut the data into micro-batches."""
 
     def __init__(self, measurement: Measurement, probing: Probing, ours: bool) -> None:
         self.measurement, self.probing, self._ours = measurement, probing, ours
@@ -71,7 +71,7 @@ class Readings:
         self.first: BatchTraces | None = None
         self.step_error: float | None = None
         self.reached: bool | None = None
-        """Whether the tolerance was; ``None`` where none was asked for."""
+        """Whether the tolerance was reached; ``None`` without one."""
 
     def read(self, probes: int) -> None:
         """Read the data once, with so many replicates per micro-batch."""

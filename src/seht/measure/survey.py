@@ -1,4 +1,4 @@
-"""Everything at once: several models, and what was asked for of each."""
+"""All the measurements that ``seht measure`` makes of one model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PARTS = (
     *("trace", "layers", "eigenvalues", "density", "landscape", "sharpness", "robustness"),
     "bound",
 )
-"""What can be asked for; ``eigenvalues`` brings the stability of section 3.4 with it."""
+"""The names of the measurements; ``eigenvalues`` includes the stability of section 3.4."""
 FEW = 512
-"""Examples for what reads the data again and again."""
+"""The number of examples for measurements that read the data many times."""
 DOF = 8
 """Degrees of freedom that make a 95 % interval 2.3 standard errors wide to each side, not 12.7."""
 
@@ -72,7 +72,7 @@ class SurveyPlan:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about one model; ``None`` for what was not asked for."""
+    """The results for one model; ``None`` for what was not asked for."""
 
     name: str
     trace: TraceResult
@@ -102,7 +102,7 @@ class Findings:
 
 
 def survey(subject: Subject, plan: SurveyPlan, progress: Report = None) -> Findings:
-    """Measure one model, in evaluation mode; it is afterwards as it was."""
+    """Measure one model, in evaluation mode, and leave it as it was."""
     with evaluating(subject.model):
         return _survey(subject, plan, progress)
 
@@ -141,7 +141,7 @@ def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
 def enough(subject: Subject, plan: SurveyPlan) -> int:
     """Replicates that give the trace's error :data:`DOF` degrees of freedom, at least two.
 
-    A micro-batch adds one degree less than it has replicates; a tolerance looks for itself.
+    A micro-batch adds one degree less than it has replicates; a tolerance needs no more than two.
     """
     axis, data = subject.batch_dim or 0, subject.data
     if is_batch(data):

@@ -15,7 +15,7 @@ Cell = Callable[[Any], str]
 
 
 def figures(found: Sequence[Findings]) -> list[tuple[str, list[str]]]:
-    """Title and every model's cell, of all figures that some model has."""
+    """The title and each model's cell, for all figures that some model has."""
     kind = "tr(G)" if found[0].trace.curvature == "ggn" else "tr(H)"
     robust = [f.robustness for f in found if f.robustness is not None]
     every: list[tuple[str, str, Cell]] = [

@@ -1,9 +1,9 @@
-"""How strong the penalty is, and when: schedule, share, the tuned weight, and the path it took.
+"""The weight of the penalty in each step: a number, a share, a tuned weight or a recorded path.
 
-`weight` is what the penalty asks of a weight (a number, a path); `share_weight` and `tuned_weight`
-find theirs from looks at gradients (`seen`, `products`, `held_out`); `arguments` says which of them
-the user means; `schedule` says which steps are penalised. The penalty imports from here, and
-nobody below it.
+`weight` has the interface, and the weights that are numbers or paths. `share_weight` and
+`tuned_weight` find theirs by looking at gradients (`seen`, `products`, `held_out`). `arguments`
+picks one from the user's arguments, and `schedule` says which steps are penalised. Only the
+penalty and what is above it may import from here.
 """
 
 from seht.strength.path import WeightPath

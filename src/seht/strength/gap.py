@@ -1,16 +1,16 @@
-"""Whether there is anything to gain: the held-out loss against the training loss, look by look.
+"""The gap between held-out and training loss: without one there is nothing for a penalty to gain.
 
-A penalty slows memorising down, and where nothing is memorised it can only harm. Both losses are at
-hand on every look, in the same mode. So the weight waits until the held-out loss is clearly above
-the training loss, and goes again where the two meet.
+A penalty slows memorising down; if nothing is memorised, it can only harm. Every look computes both
+losses, in the same mode. So the weight waits until the held-out loss is clearly above the training
+loss, and shrinks again if the two meet.
 
 What trials added to that:
 
-- while there is no gap the looks say nothing of what the weight should be later: counted, they had
-  lowered it by the time it was needed, and a quarter of the gain was lost (two runs);
-- a gap of some hundredths may be the choice of the held-out examples, which no number of looks at
-  the same ones averages out: it does not count, and of a larger one the error of the mean is taken
-  off.
+- without a gap the looks do not count: they say nothing about the weight that is needed later.
+  Counted, they had lowered it by then, and a quarter of the gain was lost (two runs);
+- a gap of a few hundredths may come from the choice of held-out examples, which looks at the same
+  ones cannot average out, so it does not count; from a larger gap the standard error of its mean is
+  subtracted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import math
 from dataclasses import asdict, dataclass
 
 _MEMORY = 20
-"""Looks in the running means."""
+"""The number of looks that the running means remember."""
 _LEAST = 0.02
-"""Not 0, so that a path can be gone again."""
+"""The smallest factor of the weight; not 0, because a path needs positive weights."""
 _WHOLE = 0.9
 
 
@@ -35,7 +35,7 @@ class Gap:
     square: float = 0.0
 
     def after(self, train: float, held_out: float) -> Gap:
-        """One look further."""
+        """The means after one more look."""
         looks = self.looks + 1
         rate = max(1 / looks, 1 / _MEMORY)
         return Gap(
@@ -47,7 +47,7 @@ class Gap:
 
     @property
     def relative(self) -> float:
-        """The part of the held-out loss that is not there on training data, less its own error."""
+        """The gap less its standard error, as a fraction of the larger loss."""
         gap, size = self.held_out - self.train, max(abs(self.train), abs(self.held_out))
         counted = min(self.looks, _MEMORY)
         if counted < 2 or size == 0:
@@ -56,13 +56,11 @@ class Gap:
         return (gap - error) / size
 
     def factor(self, gap: float) -> float:
-        """What the weight is multiplied by, where this gap is enough for the whole of it and half
-        of it is none.
-        """
+        """The factor of the weight: 1 from this ``gap`` on, the smallest one up to half of it."""
         return 1.0 if gap == 0 else min(1.0, max(_LEAST, 2 * self.relative / gap - 1))
 
     def counts(self, gap: float) -> bool:
-        """Whether what a look says of the weight is to be believed."""
+        """Whether a look may move the weight."""
         return self.factor(gap) >= _WHOLE
 
     def state(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Held-out data: a closure for each look at it, and the gradient of its loss, moving nothing."""
+"""Held-out data: a closure for each look, and the gradient of its loss, without side effects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HeldOutBatches:
         return self._read
 
     def load_state(self, read: int, model: nn.Module) -> None:
-        """Go on behind so many batches, where the iterable gives the same ones in each round."""
+        """Continue after this many batches, if the iterable yields the same ones in each round."""
         self._iterator, self._read = None, 0
         length = len(self._batches) if isinstance(self._batches, Sized) else 0
         with RandomState(model.parameters()).all_kept():
@@ -72,7 +72,7 @@ class HeldOutBatches:
 
 
 def source(held_out: Any) -> Closure | HeldOutBatches:
-    """What a user gives as ``held_out``: a closure, or ``(batches, loss_fn)``."""
+    """Check what a user gives as ``held_out``: a closure, or ``(batches, loss_fn)``."""
     if isinstance(held_out, tuple) and len(held_out) == 2 and callable(held_out[1]):
         batches, loss_fn = held_out
         if isinstance(batches, Iterable):

@@ -1,4 +1,4 @@
-"""The way a weight took over a training, to be gone again."""
+"""The values that a weight had over a training, for another training to repeat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ FORMAT = "seht.WeightPath/1"
 
 @dataclass(frozen=True)
 class WeightPath:
-    """A weight over the relative length of a training, as ``weight="tuned"`` found it.
+    """The weight λ as a function of the fraction of a training, as ``weight="tuned"`` found it.
+
+    Give it as ``weight=`` to repeat these weights, for example on all the data including the
+    held-out examples. Between its points log λ is interpolated linearly; before the first and after
+    the last λ is constant. ``every`` multiplies it afterwards. It costs nothing.
 
     Example:
         ```python
@@ -21,18 +25,16 @@ class WeightPath:
         penalty = seht.HessianTrace(model, weight=path, total_steps=100)
         ```
 
-    repeats that way on all the data. Between its points the weight is interpolated (its logarithm
-    linearly), before the first and after the last it is constant. It is the weight itself,
-    λ, before ``every`` multiplies it.
-
-    ``json.dumps(path.state())`` writes it down, :meth:`of` reads it.
+    ``json.dumps(path.state())`` saves it, and :meth:`of` makes it from such a state.
     """
 
     positions: tuple[float, ...]
-    """Fractions of the training, growing."""
+    """Fractions of the training, in increasing order."""
     weights: tuple[float, ...]
+    """λ at these positions."""
     curvature: str | None = field(default=None, compare=False)
-    """Of the training that found it, and of the one that repeats it unless it names another."""
+    """The curvature of the training that found it, also used where the path is repeated, unless
+    ``curvature=`` says otherwise."""
 
     def __post_init__(self) -> None:
         if not self.positions or len(self.positions) != len(self.weights):

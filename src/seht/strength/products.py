@@ -19,7 +19,7 @@ Vector = dict[str, Tensor]
 """A gradient, by the parameters' names; one that is missing is zero."""
 
 _SQUARES = ("exp_avg_sq", "square_avg", "sum")
-"""What optimisers call the squares that they divide by: Adam's, RMSprop's, Adagrad's."""
+"""Where Adam, RMSprop and Adagrad keep the mean squares that they divide by."""
 
 
 class Preconditioner:

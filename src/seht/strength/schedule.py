@@ -11,7 +11,7 @@ from torch import Tensor
 from seht.guards import warn
 
 _RARE = 4
-"""Penalised more rarely than each fourth step, at as many times the weight, the gain was lost."""
+"""With fewer penalised steps than one in four, each that much stronger, the gain was lost."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Schedule:
         """The weight of a step, 0 on a plain one.
 
         Penalised are the steps with ``step >= warmup`` and ``(step - warmup) % every == 0``, at
-        ``every`` times the weight, which grows over the first ``ramp`` of them.
+        ``every`` times the weight, which grows over the first ``ramp`` steps after the warm-up.
         """
         since, ramp = step - self.plain_steps, self._steps("ramp")
         if since < 0 or since % self.every:
@@ -71,7 +71,7 @@ class Schedule:
         return self.weight(1.0, step) > 0
 
     def number(self, step: int) -> int:
-        """The place of a penalised step among them."""
+        """How many penalised steps come before this one."""
         return (step - self.plain_steps) // self.every
 
     @property

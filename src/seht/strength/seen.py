@@ -27,7 +27,7 @@ class Seen:
     metric: Preconditioner
     ranks: Ranks
     losses: tuple[Tensor, ...] = ()
-    """On training and held-out data, where both were looked at."""
+    """The losses on training and held-out data, if both were looked at."""
 
     def means(self) -> list[float]:
         """The losses, the same on all ranks."""
@@ -41,7 +41,7 @@ class Seen:
         return [float(x) for x in self.ranks.products(torch.stack(found), leaves)]
 
     def averaged(self, gradient: Vector) -> Vector:
-        """Over the ranks, each of which may have missed some of the weights."""
+        """The mean over ranks; a weight without a gradient on some rank counts as 0 there."""
         given = self.parameters.items()
         parts = [gradient[n] if n in gradient else torch.zeros_like(local(p)) for n, p in given]
         return dict(zip(self.parameters, self.ranks.averaged(parts), strict=True))

@@ -14,14 +14,14 @@ from seht.strength.seen import LOSS, TRACE, Seen
 from seht.strength.weight import Weight
 
 SHARE = 2.0
-"""Where nothing is said. The study's search took it from 1, 2, 4, 8 and 16; 8 ended trainings."""
+"""The default. The study's search chose it among 1, 2, 4, 8 and 16; 8 ended trainings."""
 _MEASURED = 8
-"""So many penalised steps are averaged before a share is known: the gradient of one probe's trace
+"""The share is averaged over this many penalised steps: the gradient of one probe's trace
 on one batch is mostly noise."""
 
 
 class ShareWeight(Weight):
-    """Such that the penalty's averaged gradient is a share of the loss's own."""
+    """The weight at which the penalty's averaged gradient is a share of the loss's own."""
 
     kind = "share"
 
@@ -43,11 +43,11 @@ class ShareWeight(Weight):
         return 0.0 if self._unit is None else self._share * self._unit
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
-        """At the first penalised steps, or at all."""
+        """Both gradients on the first penalised steps, or with ``follow`` on all of them."""
         return frozenset((LOSS, TRACE) if self._unit is None or self._follow else ())
 
     def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
-        """One more pair of gradients."""
+        """Average one more pair of gradients."""
         self._count += 1
         rate = max(1 / self._count, 1 / _MEASURED)
         self._loss = mean(self._loss, seen.loss, rate)
@@ -63,7 +63,7 @@ class ShareWeight(Weight):
             self._loss, self._trace = {}, {}
 
     def state(self) -> dict[str, Any]:
-        """The averages too, while they are made."""
+        """The averages too, while the share is being measured."""
         return super().state() | {
             "count": self._count,
             "loss": self._loss,

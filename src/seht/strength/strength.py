@@ -23,20 +23,20 @@ from seht.tensors.process import own_gradients
 
 @dataclass(frozen=True)
 class Dose:
-    """What one call is to do."""
+    """The weight of one call, and which gradients to look at."""
 
     weight: float
-    """In force: with ramp and ``every``."""
+    """The weight to apply, ``ramp`` and ``every`` included."""
     base: float
-    """Without them; 0 where the whole training is plain."""
+    """The weight before these; 0 if the training has no penalty at all."""
     most: float | None
-    """The largest trace that is charged in full."""
+    """A trace larger than this counts as if it were this large."""
     look: frozenset[str]
-    """Whose gradients to look at."""
+    """Which gradients to look at."""
     steady: bool
-    """Whether the weight will not grow any more."""
+    """Whether the weight has stopped growing."""
     given: bool
-    """Whether it was given, not found: as a share, tuned or by a path."""
+    """Whether the user gave a number; false for a share, a tuned weight and a path."""
     held_out: Closure | None = None
 
     @property
@@ -59,12 +59,12 @@ class Strength:
         self.schedule, self.weight = schedule, weight
         self._optimizer: torch.optim.Optimizer | None = None
         self._place: int | None = None
-        """Of a sharded model: whose parts of gradients are kept here."""
+        """For a sharded model: the rank whose parts of the averaged gradients are kept here."""
         self._held_out: Closure | held.HeldOutBatches | None = None
         self.equip(held_out, optimizer)
 
     def equip(self, held_out: Any, optimizer: torch.optim.Optimizer | None) -> None:
-        """Held-out data and the optimiser, where there are none yet."""
+        """Add held-out data and the optimiser, unless there are some already."""
         if held_out is not None:
             self._refuse_held_out()
             self._held_out = self._held_out or held.source(held_out)
@@ -83,9 +83,7 @@ class Strength:
     def dose(
         self, model: nn.Module, step: int, closure: Closure, given: Any = None, *, last: bool
     ) -> Dose:
-        """What the next call, or the ``last`` of its step, is to do; what cannot be right about
-        ``held_out`` is refused.
-        """
+        """What to do in the next call; ``last`` if it is the last of an accumulated step."""
         if given is not None:
             self._refuse_held_out()
             if given is closure:

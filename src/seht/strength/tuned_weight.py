@@ -15,11 +15,11 @@ from seht.strength.share_weight import ShareWeight
 from seht.strength.tuning import Position, Tuning
 
 _POINTS = 2000
-"""More points than that are thinned out of a path."""
+"""A path with more points than this is thinned out."""
 
 
 class TunedWeight(ShareWeight):
-    """Begun at a share, and moved by what held-out data say."""
+    """A weight that starts at a share and is moved by the gradient of a held-out loss."""
 
     kind = "tuned"
     timed = True
@@ -39,7 +39,7 @@ class TunedWeight(ShareWeight):
         return share * self._gap.factor(self._tuning.gap) * self._unit
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
-        """At loss and trace until the start is known, then at trace and held-out loss."""
+        """Loss and trace until the start is known, then trace and held-out loss."""
         if self._unit is None:
             return frozenset((LOSS, TRACE))
         if schedule.total_steps is not None and step >= schedule.total_steps:
@@ -76,7 +76,7 @@ class TunedWeight(ShareWeight):
         self._points = points
 
     def path(self, schedule: Schedule) -> WeightPath | None:
-        """The way so far, over the relative length of the training."""
+        """The weights so far, over the fraction of the training."""
         if not self._points:
             return None
         length = schedule.total_steps or self._points[-1][0] + 1

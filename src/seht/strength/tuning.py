@@ -1,7 +1,7 @@
-r"""The rule of the tuned weight: a held-out batch says whether the penalty helps.
+r"""The rule of the tuned weight: the gradient of a held-out loss shows whether the penalty helps.
 
 A step of the training changes the held-out loss by :math:`-\eta\lambda\, g_{val}^T P h`, where h is
-the gradient of the trace and P what the optimiser multiplies by. So :math:`\log\lambda` rises where
+the gradient of the trace and P the optimiser's preconditioner. So :math:`\log\lambda` rises where
 :math:`\cos(g_{val}, h)` is positive and falls where it is negative: Adam's step on that cosine
 (first-order hypergradients: Luketina et al., arXiv 1511.06727; Baydin et al., arXiv 1703.04782).
 
@@ -10,14 +10,14 @@ What trials added to that:
 - one cosine is mostly noise (mean 0.03, standard deviation 0.12, with 60 held-out examples), so
   that a run has to begin near the right order of magnitude: at a *share* of the loss's gradient;
 - for the same reason a start a hundred times too small was still forty times too small at the end:
-  one that is far off is led *home*, to the share that trials support, over the first looks;
-- the weight may not pass a multiple of that: the cosine does not see what the noise of single
-  steps does, and without a bound it ran away on clean data (the gradient *after* the step sees it,
-  but not what a smaller trace is good for later, and let the weight fall where it was needed);
+  a start that is far off is led *home*, to the share that did well in trials, over the first looks;
+- the weight has an upper bound: the cosine does not see what the noise of single steps does, and
+  without a bound the weight ran away on clean data (the gradient *after* the step does see it, but
+  not the later benefit of a smaller trace, and let the weight fall while it was needed);
 - the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
   above the training loss (:mod:`seht.strength.gap`);
-- late looks count less, as the steps that they speak of do: where they did not, the weight fell at
-  the end of the training and wrong labels were learnt after all.
+- late looks count less, because fewer steps are left for the weight to act: without that, the
+  weight fell at the end of the training and wrong labels were learnt after all.
 """
 
 from __future__ import annotations
@@ -27,26 +27,31 @@ from dataclasses import asdict, dataclass
 
 _FIRST, _SECOND = 0.9, 0.99
 _FALLING = 0.5
-"""How fast it falls, compared with how fast it rises: a weight that falls too early lets wrong
-labels be learnt, and that is not undone."""
+"""How fast the weight falls, compared with how fast it rises: if it falls too early, wrong labels
+are learnt, and that cannot be undone."""
 _LOOKS = 150
-"""A short training is looked at more often, so that it has so many looks."""
+"""A short training has looks more often, so that it gets this many."""
 _STEPS = 8
-"""A long one each eighth step: a look is the held-out forward and backward pass and the trace's
-backward pass once more, some 1.65 plain steps, a fifth of one on average."""
+"""In a long one this many steps lie between looks. A look is the held-out forward and backward pass
+and one more backward pass of the trace, some 1.65 plain steps, so a fifth of one on average."""
 _FEW = 100
-"""With fewer looks each would have to move too far: the weight then moves less in all."""
+"""With fewer looks than this the weight moves less in all, as single looks are mostly noise."""
 _LEAD = 25
-"""Looks over which a start is led home."""
+"""The number of looks over which a start is led home."""
 _UNKNOWN = 0.05
-"""The rate where nobody knows how long the training is."""
+"""The rate if the length of the training is unknown."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How ``weight="tuned"`` finds its weight; the defaults are those of the trials.
+    """Settings of ``weight="tuned"``; the defaults are those of the trials.
 
-    Cost: a look takes some 1.65 plain steps and comes each eighth step of a long training.
+    A *look* computes the cosine between g, the gradient of the loss on a held-out batch, and h, the
+    gradient of the trace. log(weight) rises with a positive cosine and falls with a negative one:
+    then a step along −h lowers or raises the held-out loss (first-order hypergradients, arXiv
+    1511.06727). A *share* is the norm of the penalty's averaged gradient over the loss's own.
+
+    Cost: a look takes some 1.65 plain steps; in a long training every eighth step has one.
 
     Example:
         ```python
@@ -56,17 +61,17 @@ class Tuning:
         ```
 
     Args:
-        start: the share that the weight begins with: the penalty's averaged gradient over the
-            loss's own; one above ``most`` is cut.
-        most: the share that it may not pass.
-        least: the share below which it does not fall.
-        travel: how far log(weight) could go if every look of the training said the same.
-        interval: looks at the held-out data each so many penalised steps; by default as often as an
-            eighth of all steps allows, and more often in a training too short for 150 of those.
-        home: the share that another start is led to over the first 25 looks, beside what they say.
-        gap: how far the training loss must be below the held-out loss, as a part of that, for the
-            whole weight; half of it is no gap, and leaves nothing of the weight. 0: the weight
-            needs none (:mod:`seht.strength.gap`).
+        start: the share to begin with; at most ``most``.
+        most: the largest share.
+        least: the smallest share.
+        travel: how far log(weight) would move if all looks of the training agreed.
+        interval: penalised steps between two looks; by default a look comes every eighth step, and
+            more often in a training that is too short for 150 of them.
+        home: the share to which a different start is led over the first 25 looks, in addition to
+            what they say.
+        gap: the weight applies in full if the training loss is this fraction of the held-out loss
+            below it. At half of this gap or less only a fiftieth of it applies; 0 applies it from
+            the start (:mod:`seht.strength.gap`).
     """
 
     start: float = 3.0
@@ -113,8 +118,8 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a tuned weight is: the logarithm of the share, when it was led home, and Adam's moments
-    of the cosine.
+    """Where a tuned weight is: log(share) once it has been led home, and Adam's moments of the
+    cosine.
     """
 
     log_share: float
@@ -123,7 +128,7 @@ class Position:
     second: float = 0.0
 
     def moved(self, cosine: float, rate: float, tuning: Tuning) -> Position:
-        """One look further."""
+        """The position after one more look."""
         looks = self.looks + 1
         first = _FIRST * self.first + (1 - _FIRST) * cosine
         second = _SECOND * self.second + (1 - _SECOND) * cosine * cosine

@@ -1,7 +1,7 @@
-"""The weight of each step: what the penalty asks of it; a number and a path.
+"""The interface of weights, and the weights that are numbers, functions of the step or paths.
 
-The penalty asks for the weight of a step, and whether it should look at gradients on it; what it
-saw it tells, and the next step has the weight that follows from it.
+In each step the penalty asks a weight for its value and whether to look at gradients. It reports
+what it saw, and from that the weight of the next step may follow.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from seht.strength.seen import Seen
 
 
 class Weight:
-    """What the penalty asks of each way; this one is a number, or a function of the step."""
+    """The interface of all weights; this class is a number, or a function of the step."""
 
     kind = "given"
     steady = False
     """Whether it is the same on all steps."""
     calm: Calm | None = None
-    """Where single steps are held back: the mean so far."""
+    """If single steps with a large trace are held back: the running mean they are compared with."""
 
     def __init__(self, weight: float | Callable[[int], float]) -> None:
         self.value = weight if callable(weight) else check_weight(weight)
@@ -34,18 +34,18 @@ class Weight:
         return check_weight(self.value(step)) if callable(self.value) else self.value
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
-        """Whose gradients to look at on this penalised step: of `LOSS`, `TRACE`, `HELD_OUT`."""
+        """Which gradients it needs in this penalised step, of `LOSS`, `TRACE` and `HELD_OUT`."""
         return frozenset()
 
     def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
-        """Take in what was seen."""
+        """Update itself with the gradients it asked for."""
 
     timed = False
-    """Whether it goes by the length of the training."""
+    """Whether it depends on the length of the training."""
     _beyond = False
 
     def overrun(self, step: int, schedule: Schedule) -> None:
-        """Say once that the training is longer than it was said to be, where that matters."""
+        """Warn once if the training is longer than ``total_steps`` and the weight depends on it."""
         last = schedule.total_steps
         if self.timed and last is not None and step >= last and not self._beyond:
             self._beyond = True
@@ -56,12 +56,12 @@ class Weight:
             )
 
     def charged(self, trace: float) -> None:
-        """A trace was estimated, and is finite."""
+        """Note the size of a finite trace that was estimated."""
         if self.calm is not None:
             self.calm = self.calm.after(trace)
 
     def path(self, schedule: Schedule) -> WeightPath | None:
-        """The way so far, where it is one to be gone again."""
+        """The values so far, if another training can repeat them."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Weight:
         self._beyond = bool(state.get("beyond", False))
 
     def back(self) -> Callable[[], None]:
-        """The way back to what is known now; nothing is changed in place."""
+        """A function that restores the present state, for a step that fails."""
         before = dict(vars(self))
 
         def back() -> None:

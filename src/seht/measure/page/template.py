@@ -1,4 +1,4 @@
-"""Fills in a page: ``base.html`` and ``base.css``, which all share, around what one has to say."""
+"""Fills in the template of a page, with the shared ``base.html`` and ``base.css``."""
 
 from __future__ import annotations
 

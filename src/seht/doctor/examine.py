@@ -155,9 +155,7 @@ def _examine(
 
 
 def _checks(patient: Patient, choice: CurvatureChoice, seed: int, end: float) -> list[CheckReport]:
-    """Of the recommended engine; of the other, slow as it is, where that is not in order and there
-    is time.
-    """
+    """Check the recommended engine; if it fails and there is time, also the other, slow one."""
     found = []
     for engine in ("difference", "autograd"):
         found.append(

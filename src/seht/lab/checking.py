@@ -1,4 +1,4 @@
-"""Whether a recipe can be trained; what makes no sense is said in one line."""
+"""Checks that a recipe can be trained; errors are one line."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_data(recipe: Recipe) -> None:
-    """What is about labels and pixels."""
+    """Check the fields about labels and pixels."""
     data = recipe.data
     if not 0 <= data.noise < 1:
         raise ValueError(f"data.noise must be in [0, 1), not {data.noise}")

@@ -1,4 +1,4 @@
-"""A run's state in one file that is complete, unaltered and of this run, or refused.
+"""A run's state in one file, which is refused if it is incomplete, altered or another run's.
 
 The file is one line of text (a magic word, the SHA-256 of what follows, the fingerprint of the
 run's configuration) and then what ``torch.save`` writes. The digest is checked before anything is

@@ -27,34 +27,34 @@ from seht.lab.training import Training, repeatable
 from seht.lab.trials import USUAL, Execution, Trial
 
 Say = Callable[[str], None]
-"""Takes a line of progress."""
+"""A function that prints a line of progress."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table: a method, on the recipe as this row wants it."""
+    """One row of the table: a method and the recipe that it runs on."""
 
     method: Spec
     recipe: Recipe
     changes: str = ""
-    """What this row changes of the recipe, in words: a part of its name."""
+    """What this row changes in the recipe, in words; part of its name."""
     over_decay: bool = False
-    """Whether it goes on top of the weight decay that a search has chosen."""
+    """Whether it uses the weight decay that a search has chosen."""
 
     def with_decay(self, weight: float | None) -> Entry:
-        """The same with this weight decay, where it waits for one; ``None``: the recipe's."""
+        """The same with this weight decay, if it waits for one; ``None`` takes the recipe's."""
         given = () if weight is None else (("weight", weight),)
         parts = ((n, given if n == "weight-decay" else own) for n, own in self.method.parts)
         return replace(self, method=Spec(tuple(parts))) if self.over_decay else self
 
     @property
     def label(self) -> str | None:
-        """Its name, where that is not the method's."""
+        """Its name, if that is not the method's text."""
         return f"{self.method.text}@{self.changes}" if self.changes else None
 
     @property
     def name(self) -> str:
-        """In tables and records."""
+        """Its name in tables and records."""
         return self.label or self.method.text
 
     @property

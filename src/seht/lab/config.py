@@ -1,4 +1,4 @@
-"""What a run is made of: a recipe, a complete typed description that can be written and read back.
+"""Recipes: complete, typed descriptions of an experiment that can be saved and loaded.
 
 Data flows one way: recipe, data, model, method, loop, records, report.
 """
@@ -34,54 +34,54 @@ class DataConfig:
     """cifar10, cifar100, digits (images); cancer (table); italy-power (series);
     cifar10-lite0 (features of a pretrained network); wikitext2, pydocs (text)."""
     size: int | None = None
-    """Keep so many training examples, drawn with the run's seed, or the first so many tokens of a
-    text; ``None``: all of them."""
+    """Number of training examples, drawn with the run's seed; for text, of tokens from its start.
+    ``None``: all of them."""
     validation: int = 0
-    """Examples held out of the training data, drawn with the seed; with 0 nothing can be chosen on
-    them. Texts have splits of their own: keep the first so many tokens of each, 0: all of them."""
+    """Number of examples held out for validation, drawn with the seed. Texts have a validation and
+    a test part of their own, cut to this many tokens; 0: all of them."""
     within: bool = False
-    """Cut the validation examples out of the ``size`` ones, so that with ``validation`` 0 all are
-    trained on; otherwise they come on top."""
+    """Take the validation examples out of the ``size`` ones, so that ``validation`` 0 trains on all
+    of these; otherwise they are drawn in addition."""
     balanced: bool = False
     """As many examples of each class, by their true labels."""
     noise: float = 0.0
-    """The fraction of the training and validation labels that are replaced, drawn with the seed;
-    never the test set's."""
+    """The fraction of training and validation labels that are replaced, drawn with the seed; test
+    labels stay right."""
     noise_kind: str = "uniform"
-    """What replaces a label: uniform (drawn anew from all classes, so that one in so many stays
-    right), pair (the next class)."""
+    """What replaces a label: uniform (drawn from all classes, so that some stay right by chance),
+    pair (the next class)."""
     average: int = 1
-    """Average squares of so many pixels a side: 2 makes 16x16 of 32x32."""
+    """Average squares of this many pixels a side: 2 makes 16x16 of 32x32."""
     crop: int = 0
-    """Random crop after padding by so many pixels."""
+    """Random crop after padding by this many pixels."""
     flip: bool = False
     """Mirror half of the images, drawn anew each epoch."""
     bptt: int = 35
-    """Text: how many tokens a batch is long."""
+    """Text: the length of a batch in tokens."""
     vocabulary: int | None = None
-    """Text: keep so many of the most frequent words; the others become ``<unk>``."""
+    """Text: keep this many of the most frequent words; the others become ``<unk>``."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A network of :mod:`seht.lab.models`; what the network does not know is ignored."""
+    """A network of :mod:`seht.lab.models`; fields that it does not have are ignored."""
 
     name: str
     """resnet18, wrn, cnn (images); mlp (table); cnn (series); lite0 (features); lstm, gru, gpt
     (text)."""
     width: int = 64
-    """Channels of the first layer, a Wide ResNet's usual one is 16; units of a layer of an mlp."""
+    """Channels of the first layer (16 in the usual Wide ResNet); units of an mlp's layers."""
     depth: int = 28
     """Wide ResNet: 6n + 4 layers."""
     factor: int = 10
     """Wide ResNet: how many times as wide."""
     norm: str = "batch"
-    """batch, group, or none (which only the cnn trains well without)."""
+    """batch, group, or none (only the cnn trains well without a norm)."""
     dropout: float = 0.0
-    """Between the convolutions of a block, before the last layer of a cnn or an mlp, between layers
-    of text."""
+    """Dropout rate: between the convolutions of a block, before the last layer of a cnn or an mlp,
+    between the layers of a language model."""
     embedding: int = 512
-    """Text: numbers that stand for a word; a gpt's width."""
+    """Text: size of the word embedding; a gpt's width."""
     hidden: int = 512
     """Text: units of a recurrent layer."""
     layers: int = 2
@@ -89,9 +89,10 @@ class ModelConfig:
     heads: int = 4
     """gpt: attention heads, which share the width."""
     init: float = 0.1
-    """lstm, gru: parameters start uniform between minus and plus this."""
+    """lstm, gru: parameters start uniform between minus and plus this number."""
     init_all: bool = True
-    """Text: all of them, as the paper says; false: embedding and decoder only, as is usual."""
+    """lstm, gru: apply init to all parameters, as in the paper; false: to embedding and decoder
+    only, as is usual."""
 
 
 @dataclass(frozen=True)
@@ -101,55 +102,55 @@ class OptimConfig:
     lr: float
     """The learning rate at the start."""
     momentum: float = 0.9
-    """0 for none; AdamW's beta1."""
+    """Momentum, 0 for none; AdamW's beta1."""
     weight_decay: float = 5e-4
-    """What the methods weight-decay and none are about; the others keep it. SGD adds it to the
-    gradient, AdamW takes lr times it off the weights."""
+    """Weight decay, which the methods weight-decay and none change. SGD adds it times the weights
+    to the gradient, AdamW subtracts lr times it times the weights."""
     schedule: str = "cosine"
     """cosine (to 0, per epoch), onecycle (up and down, per epoch), steps (times gamma at the
     milestones), plateau (times gamma when the validation loss is not a new best), constant."""
     milestones: tuple[int, ...] = ()
-    """Epochs, for steps."""
+    """The epochs at which the schedule steps lowers the learning rate."""
     gamma: float = 0.1
     """Factor on the learning rate, for steps and plateau."""
     clip: float | None = None
-    """Largest norm of the gradient."""
+    """Clip the gradient to this norm."""
     name: str = "sgd"
     """sgd or adamw."""
     beta2: float = 0.999
-    """AdamW: how slowly the mean square of the gradient follows."""
+    """AdamW: decay of the mean square of the gradient."""
     eps: float = 1e-8
-    """AdamW: added to its root."""
+    """AdamW: added to the root of the mean square."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment, complete but for the method and the seed."""
+    """One experiment: everything but the method and the seed."""
 
     name: str
     data: DataConfig
     model: ModelConfig
     optim: OptimConfig
     batch: int
-    """Examples of a step, or parallel streams of text."""
+    """Examples in a step, or parallel streams of text."""
     epochs: int
-    """Times through the training data."""
+    """How often the training data is read."""
     eval_batch: int = 500
-    """The same when nothing is trained."""
+    """Examples, or streams of text, in a batch of an evaluation."""
     threads: int = 2
-    """Part of the recipe: another number of threads gives other rounding, so another run."""
+    """Threads of the CPU; part of the recipe because their number changes the rounding."""
     precision: str = "32-true"
-    """Lightning Fabric's name for it."""
+    """The precision, as Lightning Fabric names it."""
     spectrum: int = 40
-    """Hessian-vector products that the eigenvalues at the end may take; 0: none are measured."""
+    """The most Hessian-vector products for the eigenvalues at the end; 0: none are measured."""
     robustness: bool = True
-    """Measure on the test data what rounded and disturbed weights cost."""
+    """Measure the test data with rounded and disturbed weights, too."""
     curve: bool = False
-    """Test after every epoch too, for a figure of how it goes; no method and no choice sees it."""
+    """Test after every epoch too, for a figure; no method and no choice uses it."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Options of methods in this experiment, by the method's name; what a user gives goes first."""
+    """Options of methods in this experiment, by the method's name; the user's own override them."""
     paper: str | None = None
-    """The paper's table whose figures belong beside ours: table1 ... table4."""
+    """The paper's table to show beside our figures: table1 ... table4."""
 
     @property
     def task(self) -> str:

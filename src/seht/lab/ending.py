@@ -1,4 +1,4 @@
-"""What is measured of a run's weights at its end; the one time the test set is read."""
+"""What is measured at the end of a run, the only time that the test set is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measures(task: str) -> tuple[str, ...]:
 
 
 def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, float]:
-    """Of the weights that the model has now: validation (known) and, with ``test``, the test."""
+    """The figures of the present weights: validation (known) and, with ``test``, the test set."""
     task = training.recipe.task
     valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
     found = {name: value for name, value in valid.items() if value is not None}
@@ -34,16 +34,16 @@ def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, fl
 
 
 def curve(training: Training) -> dict[str, float]:
-    """A point of the test set's curve."""
+    """The test accuracy after an epoch, for the curve."""
     task = training.recipe.task
     key = "perplexity" if task == "text" else "top1"
     return {f"test_{key}": evaluate(training.own, training.data.eval_batches("test"), task)[key]}
 
 
 def robust(training: Training, which: str, test: bool) -> dict[str, float]:
-    """What rounding and noise cost the weights that the model has now.
+    """How much the test figures suffer from rounded and disturbed weights.
 
-    Of those that the report compares: text's ``best``, otherwise the ``last``.
+    Measured with the weights that the report compares: ``best`` for text, otherwise ``last``.
     """
     recipe = training.recipe
     text = recipe.task == "text"
@@ -84,7 +84,7 @@ def rises(training: Training) -> dict[str, float]:
 
 
 def train_loss(training: Training) -> float:
-    """As on the other splits: in eval mode, of the plain cross-entropy, text from its start."""
+    """The plain cross-entropy in eval mode, as on the other splits; text from its start."""
     task = training.recipe.task
     most = LOSS_TOKENS if task == "text" else LOSS_EXAMPLES
     batches = training.data.eval_batches("train", most)

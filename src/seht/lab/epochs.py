@@ -7,7 +7,7 @@ from typing import Any
 
 
 def score(row: Mapping[str, Any]) -> tuple[float, float]:
-    """What the best epoch has most of: accuracy, then a small loss; text: a small loss."""
+    """The score of an epoch: accuracy, then a small loss; for text a small loss."""
     return (row.get("valid_top1") or 0.0, -row["valid_loss"])
 
 

@@ -1,4 +1,4 @@
-"""What a trained model is worth: losses, accuracies, perplexity, and how flat its minimum is."""
+"""Evaluates a trained model: losses, accuracies, perplexity, and how flat its minimum is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seht.measure.keep import evaluating
 
 TRACE_EXAMPLES = 1000
 LOSS_EXAMPLES, LOSS_TOKENS = 1000, 20_000
-"""Of the training data, whose loss is computed at the end."""
+"""How much of the training data is used for the training loss at the end."""
 TRACE_PROBES = 10
 
 
@@ -69,7 +69,7 @@ def judging(model: nn.Module) -> Iterator[None]:
 
 
 def in_float(model: nn.Module) -> nn.Module:
-    """The model, or a copy in float32: second derivatives drown in half precision's rounding."""
+    """The model, or a float32 copy of it: half precision is too coarse for second derivatives."""
     low = any(w.dtype in (torch.float16, torch.bfloat16) for w in model.parameters())
     return copy.deepcopy(model).float() if low else model
 

@@ -24,8 +24,8 @@ from seht.lab.values import from_plain, from_text, words
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
 OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness", "curve"}
-# Added after runs had been recorded: at its default a field is no part of what a run is, so that
-# those of before go on.
+# Fields that were added after runs had been recorded: at its default such a field is left out of a
+# run's identity, so that older runs can still be resumed.
 _LATER = frozenset(
     {
         "spectrum",

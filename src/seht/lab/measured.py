@@ -1,4 +1,4 @@
-"""The lab's runs as subjects of :mod:`seht.measure`: the trained weights on the run's own data."""
+"""The lab's runs for ``seht measure``: the trained weights with the run's own data."""
 
 from __future__ import annotations
 

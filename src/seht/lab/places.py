@@ -1,4 +1,4 @@
-"""Whose a directory or a file is: what we have not written ourselves is not written over."""
+"""Refuses to write into directories and over files that are not ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from seht.lab.records import SUFFIX, RunError
 
 RUN, COMPARISON = ("recipe", "method", "seed"), ("recipe", "methods", "seeds")
-"""What ``config.json`` and ``comparison.json`` have in them."""
+"""The keys by which our ``config.json`` and ``comparison.json`` are recognised."""
 
 
 def check_run(directory: Path) -> None:

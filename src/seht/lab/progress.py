@@ -1,4 +1,4 @@
-"""How a run goes: a bar on a terminal, plain lines elsewhere, nothing inside a program."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, nothing inside a program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Watch:
-    """What a run tells while it goes; by itself it takes no notice."""
+    """Receives the progress of a run; this one ignores it."""
 
     def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """The run starts, or goes on, at that step."""

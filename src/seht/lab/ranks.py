@@ -1,4 +1,4 @@
-"""Several processes that train one model: who leads, who has which examples, what is agreed on.
+"""Several processes that train one model: which one writes, and which examples each has.
 
 Started by ``torchrun``, or by Fabric itself where more than one device is asked for. The first rank
 leads: it alone reads and writes the run's records. Everything drawn for a batch is drawn for the
@@ -37,7 +37,7 @@ class FabricRanks:
         return self.rank == 0
 
     def lead(self, function: Callable[[], T]) -> T:
-        """What the first rank finds, or raises, on every rank."""
+        """Run the function on the first rank; return its result, or raise its error, on all."""
         if self.count == 1:
             return function()
         said: tuple[Any, Exception | None] = (None, None)
@@ -53,7 +53,7 @@ class FabricRanks:
         return value
 
     def any(self, true: bool) -> bool:
-        """Whether it is so on the first rank, whose clock counts."""
+        """Whether it is true on the first rank, whose clock decides."""
         if self.count == 1:
             return true
         flag = torch.tensor(float(true and self.leads), device=self.fabric.device)
@@ -189,7 +189,7 @@ def under_torchrun() -> bool:
 
 
 def leads() -> bool:
-    """Whether this process speaks for all, as its surroundings say before the ranks have met."""
+    """Whether this process is the first rank, from the environment, before the ranks have met."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
 
 

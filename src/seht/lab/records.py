@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SUFFIX = ".part"
-"""Of a file that is being written."""
+"""The suffix of a file while it is being written."""
 
 
 class RunError(Exception):
@@ -94,12 +94,12 @@ def read_json(path: Path) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Of plain data, whatever the order of its keys."""
+    """A checksum of plain data that does not depend on the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """Of what a figure may depend on; no paths, no hosts."""
+    """The versions that a figure may depend on; no paths, no hosts."""
     import torch
 
     import seht
@@ -222,7 +222,7 @@ class Record:
             ) from error
 
     def ended(self, config: dict[str, Any], retry: bool) -> Result | None:
-        """This run's result, if it has one that is to stay; with ``retry`` a failed one goes."""
+        """This run's result, if it has one; with ``retry`` a failed one is removed."""
         result = self.result() if self.check(config) else None
         if result is None or result.done or not retry:
             return result
@@ -270,5 +270,5 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str =
 
 
 def plain(value: Any) -> Any:
-    """What a value is after a way through JSON: tuples are lists there."""
+    """A value as JSON would give it back: tuples become lists."""
     return json.loads(json.dumps(value))

@@ -1,6 +1,6 @@
-"""``--refit``: what was chosen on the validation split is trained again on all the examples.
+"""``--refit``: train again on all the examples with what was chosen on the validation split.
 
-Settings found by a grid stay as they are; a tuned weight goes the path again that it took while the
+Settings found by a grid stay as they are; a tuned weight repeats the path it took while the
 validation examples were held out. So every row is judged after training on the same examples.
 """
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from seht.lab.compare import Comparison, Entry
 
 FOLDER = "tuned"
-"""Of the trainings that paths are taken from, which do not see the test set."""
+"""The folder of the trainings that paths come from; these do not see the test set."""
 
 
 class NoPathError(RunError):
-    """A run that cannot be made, as the one before it has failed."""
+    """A run is impossible because the training before it, which finds its path, has failed."""
 
 
 def whole(recipe: Recipe) -> Recipe:
-    """The recipe with its validation examples among those that it trains on."""
+    """The recipe with its validation examples added to the training examples."""
     data = recipe.data
     if recipe.task == "text":
         raise RunError(
@@ -48,7 +48,7 @@ def whole(recipe: Recipe) -> Recipe:
 
 
 def judged(entry: Entry) -> Recipe:
-    """The recipe that a row is judged on; a ``ValueError`` where it has to look at validation."""
+    """The recipe that a row is judged on; a ``ValueError`` if its method needs validation data."""
     for part in entry.method.build(entry.recipe).methods:
         if part.chooses:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What flatness is for: how much a model loses when its weights are rounded or disturbed.
+"""How much worse a model becomes when its weights are rounded or disturbed.
 
 Both act on the weights of two or more dimensions; biases and norms stay as they are. The weights
 are as before when it is done.

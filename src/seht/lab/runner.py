@@ -131,7 +131,7 @@ class _Loop:
         return self.finish(training)
 
     def look(self, training: Training) -> dict[str, float]:
-        """This epoch's means so far; no number is the end of the run."""
+        """This epoch's means so far; raises if the loss is not finite."""
         means = training.means()
         if not math.isfinite(means["train_loss"]):
             raise DivergedError(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seht.lab.compare import Comparison, Entry, Say
 
 FIRST_SEED = 1_000_000
-"""The search has seeds of its own: what it has chosen is judged by others."""
+"""The first seed of a search; what it chooses is judged with other seeds."""
 BEST = "best"
 """``weight-decay(weight=best)+sam``: on top of the weight decay that the search has chosen."""
 _VALUE = re.compile(r"=([^,()=]*\|[^,()=]*)")

@@ -1,4 +1,4 @@
-"""Everything that changes while a run trains: built from a recipe, moved by one step at a time.
+"""The state of a run while it trains, built from a recipe and advanced step by step.
 
 The device and the precision are Lightning Fabric's business. Random numbers of a step come from
 torch's global generator, which is seeded anew for every epoch: what an epoch draws depends on the
@@ -33,7 +33,7 @@ def mix(seed: int, number: int) -> int:
 
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
-    """So many threads and no choice of algorithms by timing; as it was, afterwards."""
+    """Use this many threads, and no algorithms chosen by timing, in the block."""
     before = torch.get_num_threads()
     cudnn = torch.backends.cudnn
     try:

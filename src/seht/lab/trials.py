@@ -1,4 +1,4 @@
-"""Trials, the independent parts of a comparison; :mod:`seht.lab.schedulers` has who runs them."""
+"""Trials, the independent runs of a comparison; :mod:`seht.lab.schedulers` runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 10.0  # seconds; a killed comparison's workers may take a moment to l
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out, which is no part of what they are."""
+    """How runs are carried out; none of it changes their results."""
 
     data_dir: str | None = None
     """Where to look for the data first."""
@@ -65,7 +65,7 @@ class Trial:
         return lock_of(self.out).exists()
 
     def describe(self, ranks: int = 1) -> dict[str, Any]:
-        """What makes a run this run."""
+        """The configuration that identifies the run."""
         from seht.lab.recipes import identity
 
         found = {

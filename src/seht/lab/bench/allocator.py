@@ -1,8 +1,8 @@
-"""Memory that is freed stays with the process while steps are timed.
+"""Keeps freed memory in the process while steps are timed.
 
-The C library gives large blocks back to the system at once, and the next step gets them page by
-page, at the price of a pass over them. How high that is depends on the machine's state more than on
-what is measured: the Gauss-Newton step of the LSTM took 2.4 or 3.0 plain steps an hour apart.
+The C library returns large blocks to the system at once, and the next step has to get them back
+page by page. What that costs depends more on the state of the machine than on the step: the
+Gauss-Newton step of the LSTM took 2.4 plain steps, and an hour later 3.0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def keep_memory() -> bool:
-    """For this process, from now on; whether the C library (glibc) can do it."""
+    """Keep freed memory from now on; returns whether the C library (glibc) can do it."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -22,7 +22,7 @@ from seht.lab.bench.run import bench
 
 @dataclass(frozen=True)
 class Command:
-    """What was asked for; ``ValueError`` at once, not after an hour, if it cannot be done."""
+    """The arguments; a ``ValueError`` at once, not after an hour, if they make no sense."""
 
     models: Sequence[str] | None = None
     fast: bool = False

@@ -1,4 +1,4 @@
-"""What a run is asked and what it finds, as plain data."""
+"""The settings and the results of a benchmark, as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.timing import Timing
 
 Say = Callable[[str], None]
-"""Takes a line of progress."""
+"""A function that prints a line of progress."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class BenchRow:
     truth: RowTruth | None = None
     curvature: str | None = None
     limit: float | None = None
-    """Its cost if nothing but passes counted, in plain steps."""
+    """Its cost in plain steps if only the passes counted."""
     slow: bool = False
     """Timed in fewer rounds."""
     essential: bool = False
@@ -72,7 +72,7 @@ def _penalties(curvature: str) -> list[BenchRow]:
     def row(
         name: str, label: str, what: Options, how: Options | None = None, **rest: Any
     ) -> BenchRow:
-        """``what`` is estimated decides about the truth, ``how`` it is had does not."""
+        """``what`` is estimated determines the reference value; ``how`` it is computed does not."""
         truth = RowTruth(f"{curvature} {what}", _penalty(curvature=curvature, **what))
         make = _penalty(curvature=curvature, **what, **(how or {}))
         return BenchRow(

@@ -24,7 +24,7 @@ from seht.task import Closure, Task
 
 NEVER = 1 << 60
 SHARP = 1e6
-"""Beside so large a weight the loss's own gradient, which has to be subtracted, is nothing."""
+"""A weight so large that the loss's own gradient, which is subtracted, hardly matters."""
 
 
 class Runner:

@@ -1,4 +1,4 @@
-"""A recipe and a method from what the user has written."""
+"""The recipe and the method of a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read(make: Callable[[], Any]) -> Any:
-    """What the user has written; a mistake in it is said in one line."""
+    """Parse user input; a mistake in it becomes a one-line error."""
     from seht.lab.records import RunError
 
     try:
@@ -24,7 +24,7 @@ def read(make: Callable[[], Any]) -> Any:
 
 
 def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Recipe:
-    """The one that is named, with the fields that are given."""
+    """The recipe of that name, with the fields that were given."""
     from seht.lab import recipes
 
     recipe = recipes.recipe(name or arguments.recipe)
@@ -59,7 +59,7 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
             value = next(words, "")
         if not value:
             raise ValueError(f"{name} needs a value")
-        # Here: a setting of a method that does not run would never be looked at.
+        # Checked here, because a setting of a method that does not run would never be looked at.
         method, dot, option = name.removeprefix("--settings.").rpartition(".")
         if dot and method not in METHODS:
             raise ValueError(unknown("method", method, METHODS))

@@ -1,4 +1,4 @@
-"""Who runs the trials, from ``--engine`` and what belongs to it."""
+"""The scheduler of the trials, from ``--engine`` and its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def scheduler_of(arguments: argparse.Namespace) -> Scheduler:
-    """The one that is asked for; a mistake is a ``ValueError``."""
+    """The scheduler that the arguments ask for; a mistake is a ``ValueError``."""
     if arguments.engine == "ray":
         from seht.lab.schedulers.on_ray import RayTasks, need_ray
         from seht.lab.schedulers.resources import Resources
@@ -35,7 +35,7 @@ def scheduler_of(arguments: argparse.Namespace) -> Scheduler:
 
 
 def watch(trial: Trial) -> Watch | None:
-    """A bar, where somebody is looking."""
+    """A progress bar, if the output is a terminal."""
     from seht.lab import progress
 
     return progress.Bar(trial.name, transient=True) if sys.stdout.isatty() else None

@@ -1,4 +1,4 @@
-"""Whatever the user can put right becomes one line and exit code 2."""
+"""Errors that the user can fix become one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Whatever the user can put right becomes one line and exit code 2."""
+    """Wrap a command so that errors the user can fix become one line and exit code 2."""
 
     def run(arguments: argparse.Namespace) -> int:
         from seht.errors import MissingExtraError, UsageError

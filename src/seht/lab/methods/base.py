@@ -1,7 +1,7 @@
-"""What a method is: the one interface between a regulariser and the training loop.
+"""The interface between a method (a regulariser) and the training loop.
 
-A method acts on the recipe, the batch, the model, the objective or the optimiser, and says so by
-the functions it overrides. Several are combined by asking each in turn.
+A method changes the recipe, the batch, the model, the objective or the optimiser, by overriding the
+functions of :class:`Method`. A combination calls those of each method in turn.
 """
 
 from __future__ import annotations
@@ -91,25 +91,25 @@ class Method:
 
     name: ClassVar[str]
     tasks: ClassVar[frozenset[str]] = frozenset(KINDS)
-    """Where it makes sense."""
+    """The tasks that it can be used for."""
     excludes: ClassVar[frozenset[str]] = frozenset()
     """Names of methods that contradict this one."""
 
     smoothing: float = 0.0
     """Label smoothing's epsilon in the cross-entropy."""
     passes: int = 1
-    """How often a step computes the objective. Where it is 1, call ``optimizer.step()``: plain
-    optimisers would run a closure for nothing. Where it is 2 (SAM), ``optimizer.step(closure)``."""
+    """How often a step computes the objective. With 1 the loop calls ``optimizer.step()``, as plain
+    optimisers would run a closure in vain; with 2 (SAM) it calls ``optimizer.step(closure)``."""
     chooses: bool = False
     """Whether a run ends with the weights of the epoch that was best on the validation data."""
     tuned: bool = False
     """Whether it finds its weight on the validation data."""
     input_gradient: bool = False
-    """Whether a term differentiates in ``forward.batch.x``."""
+    """Whether a term needs the gradient in ``forward.batch.x``."""
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Every option by its name, in the order in which the method's text has them."""
+        """Every option by its name, in the order of the method's text."""
         hints = typing.get_type_hints(cls.__init__)
         return {
             name: Option(hints[name], parameter.default)
@@ -119,7 +119,7 @@ class Method:
 
     @classmethod
     def settled(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options in force: a recipe's settings, and what the user gave before them."""
+        """The options that apply: the recipe's settings, overridden by the user's."""
         return {**settings, **given}
 
     def configure(self, recipe: Recipe) -> Recipe:
@@ -127,43 +127,43 @@ class Method:
         return recipe
 
     def setup(self, run: Run) -> None:
-        """Once, with the model built and on its device: hooks, penalties, counters."""
+        """Called once, when the model is on its device: add hooks, penalties, counters."""
 
     def batch(self, batch: Batch, step: int) -> Batch:
         """Change the examples of a step; draws from torch's global random state."""
         return batch
 
     def term(self, forward: Forward) -> Tensor | None:
-        """Something to add to the loss, inside the closure."""
+        """A term to add to the loss, computed inside the closure."""
         return None
 
     def objective(self, closure: Closure) -> Closure:
-        """Go around the closure: what is returned is called once per step and differentiated."""
+        """Wrap the closure; the result is called once per step and differentiated."""
         return closure
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Change or wrap the optimiser. Where :attr:`passes` is 2 its ``step`` is given a closure
-        that computes loss and gradient again: the objective once more, ``backward``, clipping.
+        """Change or wrap the optimiser. If :attr:`passes` is 2, its ``step`` gets a closure that
+        computes loss and gradient again: the objective, ``backward``, clipping.
         """
         return optimizer
 
     def after_step(self) -> None:
-        """Once after every step of the optimiser."""
+        """Called after every step of the optimiser."""
 
     def judged(self) -> AbstractContextManager[None]:
-        """While it is open, the model has the weights that are validated, tested and kept."""
+        """A context in which the model has the weights to validate, test and keep."""
         return nullcontext()
 
     def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether training ends before its time; ``rows`` are those of ``metrics.csv``."""
+        """Whether to end the training now; ``rows`` are those of ``metrics.csv``."""
         return False
 
     def log(self) -> dict[str, float]:
-        """Figures of the last step worth a column (trace, penalty)."""
+        """Figures of the last step for ``metrics.csv`` (trace, penalty)."""
         return {}
 
     def paths(self) -> dict[str, Any]:
-        """By methods' names: the way that a tuned weight took, as plain values."""
+        """The path of a tuned weight, as plain values, by the method's name."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,4 +174,4 @@ class Method:
         """The inverse."""
 
     def seek(self, step: int) -> None:
-        """Go to that step of the training's schedule (warm-up, every so many steps): for timing."""
+        """Jump to that step of the schedule (warm-up, ``every``), for timing."""

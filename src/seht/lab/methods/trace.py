@@ -50,7 +50,7 @@ class TracePenalty(Method):
         return self.penalty_options.get("params")
 
     def setup(self, run: Run) -> None:
-        """With SAM a step calls the penalty twice; both calls count as one step of its schedule."""
+        """Make the penalty. With SAM a step calls it twice, which counts as one of its steps."""
         changes: dict[str, Any] = {}
         if self.tuned:
             if run.held_out is None or not len(run.held_out[0]):
@@ -77,21 +77,21 @@ class TracePenalty(Method):
         estimator = self.penalty.estimator
         coupled = any(isinstance(module, _BatchNorm) for module in run.model.modules())
         if coupled and isinstance(estimator, SehtS) and estimator.coupling == "refuse":
-            # Said now, not at the first penalised step.
+            # An error now is better than one at the first penalised step.
             raise ValueError(
                 f"{self.name}: the examples of a batch meet in BatchNorm; use --model.norm group, "
                 f"or {self.name}(coupling=frozen)"
             )
 
     def objective(self, closure: Closure) -> Closure:
-        """Penalties add up: the trace is that of the loss without the other penalties."""
+        """Add the penalty; its trace is that of the loss without other Hessian penalties."""
         if not isinstance(closure, PenalisedLoss):
             return PenalisedLoss(lambda: self.penalty(closure), closure)
         plain = closure.plain
         return PenalisedLoss(lambda: self.penalty(closure, on=plain), plain)
 
     def log(self) -> dict[str, float]:
-        """Nothing of the trace on a plain step."""
+        """The penalty and, on a penalised step, the trace."""
         last = self.penalty.last
         if last is None or last.trace is None:
             return {"penalty": 0.0}
@@ -103,7 +103,7 @@ class TracePenalty(Method):
         return bool(self.penalty_options.get("weight") == "tuned")
 
     def paths(self) -> dict[str, Any]:
-        """The way that a tuned weight took."""
+        """The path of a tuned weight."""
         path = self.penalty.path if self.tuned else None
         return {} if path is None else {self.name: path.state()}
 
@@ -141,7 +141,7 @@ class EstimatorPenalty(TracePenalty):
 
     @classmethod
     def settled(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """A share in place of the recipe's weight, and a weight in place of its share."""
+        """The user's share replaces the recipe's weight, and the user's weight its share."""
         for one, other in (("share", "weight"), ("weight", "share")):
             if one in given:
                 settings = {name: value for name, value in settings.items() if name != other}

@@ -1,5 +1,6 @@
-"""The table's columns, each said once: its cells on the terminal, in Markdown, on the page and in
-``table.csv``, and what it means. Another figure is a line here and its value in a row.
+"""The columns of the report's table, for the terminal, Markdown, the page and ``table.csv``.
+
+A new column is a :class:`Column` here, and its figure a field of a row (``rows.py``).
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ LEAST = 9
 
 @dataclass(frozen=True)
 class Column:
-    """One column; it appears where a row has something in it."""
+    """One column; it is shown if some row has a value for it."""
 
     title: str
-    """Over two lines in the terminal, where it has a line break."""
+    """The heading; a line break in it is kept on the terminal."""
     cell: Callable[[MethodRow], str]
     group: str = RESULTS
     figure: str = ""
-    """The name of its figure, ``difference`` or ``paper``: what a page may treat apart."""
+    """The name of its figure, ``difference`` or ``paper``, if the page draws it in its own way."""
     priority: int = LEAST
-    """The smaller, the longer it stays where a terminal has no room."""
+    """On a narrow terminal, columns with larger numbers are dropped first."""
     detail: Callable[[MethodRow], str] = lambda row: ""
-    """More about the figure, where there is room."""
+    """More about the figure, shown if there is room."""
     quoted: Callable[[paper.PaperRow], str] = lambda row: ""
-    """What it says of a row that only the paper has."""
+    """The cell of a row that only the paper has."""
     meaning: tuple[str, str] | None = None
-    """Its entry in the glossary: the term, and what is meant."""
+    """Its entry in the glossary: the term and its explanation."""
 
 
 def columns(table: ReportTable) -> list[Column]:

@@ -1,7 +1,7 @@
-"""Who runs the trials of a comparison: one interface, and an implementation in a file of its own.
+"""Schedulers run the trials of a comparison: one interface, and a file for each implementation.
 
-A trial is plain data, runs anywhere that sees its directory, skips itself where it is done, and
-goes on where it was left; so a scheduler has nothing to keep.
+A trial is plain data. It runs on any machine that sees its directory, is skipped if it is done, and
+resumes where it stopped; so a scheduler has no state to keep.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from seht.lab.records import Result
 from seht.lab.trials import Trial
 
 Done = Callable[[Trial, Result], None]
-"""Is told of every trial that ends, whether done or failed."""
+"""Called with every trial that ends, whether it succeeded or failed."""
 
 
 class Scheduler(Protocol):
-    """Runs trials somewhere; the order is a wish, the results do not depend on it."""
+    """Runs trials somewhere, in about the given order; the results do not depend on the order."""
 
     def run(self, trials: Sequence[Trial], done: Done) -> None:
         """Run them all; a :class:`RunError` ends the comparison, a failed trial does not."""

@@ -1,4 +1,4 @@
-"""How trials go that run in other processes, from the records they write."""
+"""The progress of trials in other processes, from the records that they write."""
 
 from __future__ import annotations
 

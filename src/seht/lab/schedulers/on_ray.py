@@ -129,7 +129,7 @@ def knock(address: str) -> None:
 
 
 def need_ray() -> Any:
-    """Ray, quiet and without reports to its makers; imported only where it is asked for."""
+    """The ray package, imported on demand, with little output and without usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Without an end of its own, Ray would try a trial that is too large for its node for ever.
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
@@ -147,7 +147,7 @@ def anywhere(trial: Trial) -> Trial:
 
 
 def task_of(ours: dict[str, str], patience: float) -> Callable[[bytes], dict[str, Any]]:
-    """What a worker runs: a function without a module, so that it gets anywhere as it is.
+    """The function that a worker runs. It has no module, so that it can be sent to any node.
 
     A worker with another seht has to be able to say so: nothing of seht is imported, and no trial
     unpickled, before the versions are compared.

@@ -1,4 +1,4 @@
-"""What Ray sets aside for a trial; it changes where and when a trial runs, never its figures."""
+"""What Ray reserves for a trial; it affects where and when the trial runs, never its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss as a function of the network's outputs: where they are, and how it curves in them.
+"""The network's outputs, and the curvature of the loss as a function of them.
 
 ``boundary`` finds the outputs, ``output_curvature`` differentiates the loss in them, ``softmax``
 does so in closed form, ``flat_losses`` refuses a loss that has no curvature there. For ``replay``

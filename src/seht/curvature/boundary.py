@@ -2,12 +2,12 @@ r"""The boundary between network and loss, which the Gauss-Newton matrix needs.
 
 :math:`G = J^T H_{out} J`: J the derivative of the network's outputs z, :math:`H_{out}` the loss's
 second derivative in z. The outputs are those of the outermost calls of the model in the closure,
-of the module named by ``boundary=``, or what the closure marks with :func:`seht.boundary`. A model
-of Hugging Face's that is given ``labels`` puts out its own loss; then the outputs are its head's.
+of the module named by ``boundary=``, or what the closure marks with :func:`seht.boundary`. A
+Hugging Face model that is given ``labels`` returns its own loss; then the outputs are its head's.
 
-A model that ends in ``log_softmax`` puts out log-probabilities, in which ``F.nll_loss`` is linear:
-G would be 0 by definition, while everybody means the logits. So the final ``log_softmax`` of a
-model counts to the loss, unless ``boundary=`` or a mark says otherwise.
+A model that ends in ``log_softmax`` returns log-probabilities, in which ``F.nll_loss`` is linear,
+so G would be 0, while users mean the logits. The final ``log_softmax`` of a model therefore counts
+as part of the loss, unless ``boundary=`` or a mark says otherwise.
 """
 
 from __future__ import annotations
@@ -55,42 +55,42 @@ def boundary(outputs: Any) -> Any:
 
 
 class Boundary:
-    """Collects the outputs of a pass, and gives out copies: only the loss lies behind them."""
+    """Collects the outputs of a pass, and hands out copies of them, which only the loss uses."""
 
     copied = False
-    """Whether this came into being with a copy of the model, made inside the closure."""
+    """Whether this object belongs to a copy of the model that the closure made."""
 
     def __init__(
         self, task: Task, *, cut: bool = False, dropped: Dropped | None = None, tracker: Any = None
     ) -> None:
         self._model, self._module = task.model, find_module(task.model, task.boundary)
         self._head: nn.Module | None = None
-        """Of a model that is called with labels and returns its own loss: its outputs count."""
+        """The head of a model that was called with labels: its outputs are the network's."""
         self._named = task.boundary is not None
         self._weights = list(task.weights.values())
         self._depth = 0
         self._calls = 0
         self._origins: dict[int, tuple[Tensor, Tensor]] = {}
-        """By identity of what was given out: itself, and the output it was made from."""
+        """By the identity of a handed-out tensor: the tensor, and the output it was made from."""
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
         self._kept: frozenset[int] | None = None
         self._cut = cut
-        """Make the outputs leaves, so that the network's graph can go: at the centre."""
+        """Whether to make the outputs leaves, so that the network's graph can be freed."""
         self._roots: list[Tensor] = []
-        """What the network's graph ends in, where it was cut off."""
+        """The last tensors of the network's graph, if it was cut off."""
         self._dropped = dropped
-        """Where no graph is kept: the loss has one all the same, to be differentiated twice."""
+        """If no graph is kept: switched off for the loss, which is differentiated twice."""
         self._tracker = tracker
         """Follows the examples, for per-sample probes, at the centre."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy (or pickle) of the model has our hooks, too: there they do nothing."""
+        """A copy (or pickle) of the model contains our hooks, too; there they do nothing."""
         return {"copied": True}
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What the pass put out; marks win over the model's own outputs."""
+        """The outputs of the pass: what was marked, or else the model's own."""
         found = self._marked or self._hooked
         if self._kept is None:
             return found
@@ -98,12 +98,12 @@ class Boundary:
 
     @property
     def origins(self) -> list[Tensor]:
-        """The same as the network itself put it out, before it was copied."""
+        """The same outputs as the network returned them, before they were copied."""
         return [origin for _, origin in self._origins.values()]
 
     @property
     def given(self) -> Container[int]:
-        """The identities of what was given out, for those who ask where a tensor comes from."""
+        """The identities of the handed-out tensors."""
         return self._origins
 
     def settle(self, loss: Tensor) -> list[Tensor]:
@@ -221,7 +221,7 @@ class Boundary:
         return given
 
     def forget(self) -> None:
-        """What was put out is not needed any more, and may be large."""
+        """Free the outputs, which may be large."""
         self._hooked, self._marked, self._roots = [], [], []
         self._origins.clear()
 
@@ -244,7 +244,7 @@ class Boundary:
         return not outputs.isdisjoint(walk(behind, outputs))
 
     def check(self, curved: bool) -> None:
-        """Refuse a boundary behind which nothing is curved: the trace would silently be 0."""
+        """Refuse outputs in which the loss has no curvature: the trace would silently be 0."""
         if not self.outputs:
             raise RuntimeError(
                 'curvature="ggn": the closure never called the model'
@@ -263,7 +263,7 @@ class Boundary:
 
 
 def check_boundary(model: nn.Module, name: object) -> None:
-    """Refuse what names no module of the model, before the first step."""
+    """Refuse a name that no module of the model has, before the first step."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"boundary must be the name of a module, not {name!r}")
     find_module(model, name)

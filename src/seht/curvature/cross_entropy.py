@@ -35,12 +35,12 @@ _LINEAR = frozenset(
         *("NllLoss", "NllLoss2D"),
     )
 )
-"""Linear in what they are given, once factors and denominators are constants."""
+"""Backward nodes of functions that are linear, if factors and denominators are constants."""
 _FACTORS = ("MulBackward", "DivBackward", "DotBackward")
 _AT_HAND = (1 << 25, 1 << 18)
-"""Logits of one stretch of rows: elsewhere, and on a CPU (a megabyte, which its cache holds)."""
+"""How many logits to handle at a time, on a GPU and on a CPU (a megabyte fits into its cache)."""
 _STRETCH = (1 << 29, 1 << 25)
-"""Bytes of the logits of rows that go through a head at once: elsewhere, and on a CPU."""
+"""How many bytes of logits to compute from a head at a time, on a GPU and on a CPU."""
 Edge = tuple[Any, int]
 
 
@@ -49,19 +49,19 @@ class CrossEntropy:
     """One ``log_softmax`` of rows of an output, and the loss's derivative in it."""
 
     place: int
-    """Of the output."""
+    """Which of the outputs."""
     dim: int
     """The output's dimension of classes."""
     rows: Tensor | None
-    """Which of the output's rows, in the order of the shares; None: all of them, in order."""
+    """Which of the output's rows, in the order of ``share``; None: all of them, in order."""
     share: Tensor
-    """The curvature's factor, a column."""
+    """s, the factor of the curvature of each row, as a column."""
     labels: tuple[tuple[Tensor, Tensor], ...]
-    """Derivatives that are 0 but for one class in each row: columns of classes and values."""
+    """Derivatives that are nonzero for one class in each row: columns of classes and values."""
     spread: tuple[Tensor, ...]
-    """Others."""
+    """Derivatives as full tensors."""
     even: tuple[tuple[Tensor, Tensor], ...] = ()
-    """The same for each row, but for a factor: columns, and one value for each class."""
+    """Derivatives of rank one: a factor for each row, and a value for each class."""
 
     def add_slope(self, total: Tensor, part: slice, p: Tensor, factor: Any = 1.0) -> None:
         """Add dL/dz of some rows, times a factor, where their probabilities are p."""
@@ -93,7 +93,7 @@ class CrossEntropy:
 
 
 def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] | None:
-    """All of them, if the loss depends on the outputs in no other way."""
+    """The cross-entropies of a loss, if it depends on the outputs in no other way."""
     if not all(type(t) is Tensor and not is_functorch_wrapped_tensor(t) for t in (loss, *outputs)):
         return None
     ends = {(node_of(z), z.output_nr): place for place, z in enumerate(outputs)}
@@ -115,9 +115,7 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
 
 
 def at_hand(count: int, classes: int, device: torch.device) -> Iterator[slice]:
-    """As many rows at a time as a cache holds; where there is none to be kind to, as many as are
-    worth a launch.
-    """
+    """As many rows at a time as fit into a CPU's cache, or as are worth a kernel on a GPU."""
     step = max(1, _AT_HAND[device.type == "cpu"] // max(1, classes))
     return (slice(start, min(count, start + step)) for start in range(0, count, step))
 
@@ -202,7 +200,7 @@ class _Walk:
         if not _is_linear(node) or any(edge in self._ends for edge in parents):
             return False  # the outputs themselves, without a log_softmax
         if not any(key[0] is node for key in self._spread):
-            return True  # what it is worth was 0 already
+            return True  # its derivative was 0
         if name.startswith("NllLoss") and self._label(node):
             return True
         edges = [(node, port) for port in range(len(node._input_metadata))]

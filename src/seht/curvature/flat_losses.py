@@ -22,7 +22,7 @@ from seht.tensors.graph import node_of, walk
 from seht.tensors.solid import is_real_sign
 
 _STEPS = frozenset(f"{name}Backward0" for name in ("Sign", "Floor", "Ceil", "Round", "Trunc"))
-"""Functions whose derivative is 0."""
+"""Backward nodes of functions whose derivative is 0."""
 _PIECES = frozenset(
     f"{name}BackwardBackward0"
     for name in (

@@ -1,7 +1,7 @@
-"""The head of a language model or classifier: the module that puts out the logits.
+"""The head of a language model or classifier: the module that returns the logits.
 
-A Hugging Face model that is given labels puts out its own loss, in which the loss is linear: the
-boundary of the Gauss-Newton matrix is then its head, ``boundary=find_head(model)``.
+A Hugging Face model that is given labels returns its own loss. The boundary of the Gauss-Newton
+matrix is then its head, ``boundary=find_head(model)``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from seht.errors import unknown
 from seht.probes import clean_name
 
 _NAMES = ("classifier", "score", "qa_outputs")
-"""What Hugging Face calls the heads that no method gives: of sequences, tokens, images, spans."""
+"""Hugging Face's names for heads without a method: of sequences, tokens, images, spans."""
 
 
 def find_module(model: nn.Module, name: str | None) -> nn.Module:
@@ -47,7 +47,7 @@ def find_module(model: nn.Module, name: str | None) -> nn.Module:
 
 
 def returns_loss(arguments: dict[str, Any]) -> bool:
-    """Whether a model of Hugging Face's is called so that it puts out its own loss, of one head."""
+    """Whether a Hugging Face model with these arguments returns its own loss, of one head."""
     given = [n for n, value in arguments.items() if "label" in n and value is not None]
     return given == ["labels"]
 

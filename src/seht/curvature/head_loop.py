@@ -1,4 +1,4 @@
-r"""From the head on, a few rows at a time: logits, their direction, curvature and its derivative.
+r"""The Gauss-Newton trace from the head on, a few rows of logits at a time.
 
 For cross-entropy of the logits :math:`z = h W^T` and those of a perturbed pass,
 :math:`z_+ = h_+ W_+^T`, all that the Gauss-Newton trace needs of a row is in that row of the two.
@@ -33,7 +33,7 @@ class HeadGradient:
         self._head = head
         self._rows = head.hidden.detach().flatten(0, -2)
         self.weight = head.weight.detach() if weight is None else weight
-        """As it was at the centre, or is."""
+        """The head's weight at the centre, or the one given."""
         self._bias = head.bias if weight is None else bias
         states = head.hidden.requires_grad if states is None else states
         self._hidden = torch.zeros_like(self._rows) if states else None
@@ -44,11 +44,11 @@ class HeadGradient:
         ]
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Of some rows."""
+        """The logits of some rows."""
         return F.linear(self._rows[rows], self.weight, self._bias)
 
     def take(self, rows: Tensor, cotangents: Tensor) -> None:
-        """Of the same rows."""
+        """Add the cotangents of the logits of these rows."""
         if self._hidden is not None:
             self._hidden.index_add_(0, rows, cotangents @ self.weight)
         for _, total in self._leaves:
@@ -58,20 +58,20 @@ class HeadGradient:
                 total.addmm_(cotangents.t(), self._rows[rows])
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight and bias with their gradients, where they have one."""
+        """Weight and bias with their gradients, if they require one."""
         return self._leaves
 
     def states(self) -> list[Tensor]:
-        """The hidden states, where they are no constants."""
+        """The hidden states, if they require a gradient."""
         return [] if self._hidden is None else [self._head.hidden]
 
     def cotangents(self) -> list[Tensor]:
-        """Theirs."""
+        """The gradients in these hidden states."""
         return [] if self._hidden is None else [self._hidden.view(self._head.hidden.shape)]
 
 
 class KeptLogits:
-    """The centre's logits in whole, as the scalar form has them, and their cotangents."""
+    """All logits of the centre, which the scalar form keeps, and their cotangents."""
 
     def __init__(self, logits: Tensor, dim: int) -> None:
         self._rows, self._dim = in_rows(logits.detach(), dim), dim
@@ -79,15 +79,15 @@ class KeptLogits:
         self._found = torch.zeros_like(self._rows, memory_format=torch.contiguous_format)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Of some rows."""
+        """The logits of some rows."""
         return self._rows[rows]
 
     def take(self, rows: Tensor, cotangents: Tensor) -> None:
-        """Of the same rows."""
+        """Add the cotangents of these rows."""
         self._found.index_add_(0, rows, cotangents)
 
     def cotangents(self) -> Tensor:
-        """As the logits lie."""
+        """The sum of the cotangents, in the shape of the logits."""
         return self._found.view(self._shape).movedim(-1, self._dim)
 
 
@@ -101,18 +101,18 @@ class KeptRows:
         """Rows of the trace's cotangents that have been written since they were forgotten."""
 
     def keep(self, part: slice, logits: Tensor, count: int) -> None:
-        """Some of so many rows."""
+        """Keep the logits of a part of ``count`` rows."""
         if self._logits is None:
             self._logits = logits.new_empty(count, logits.shape[1])
         self._logits[part] = logits
 
     def rows(self, part: slice) -> Tensor:
-        """Some logits."""
+        """Some of the logits."""
         assert self._logits is not None
         return self._logits[part]
 
     def room(self, part: slice) -> Tensor:
-        """For the trace's cotangents of some rows, in order: their place, the first time."""
+        """Memory for the trace's cotangents of some rows: the final place if it is unused yet."""
         assert self._logits is not None
         if self._bend is None:
             self._bend, self._written = torch.empty_like(self._logits), 0
@@ -122,17 +122,17 @@ class KeptRows:
         return self._bend[part]
 
     def take(self, part: slice, cotangents: Tensor) -> None:
-        """What was written into that room."""
+        """Add the cotangents that were written into that memory."""
         assert self._bend is not None
         if cotangents.data_ptr() != self._bend[part].data_ptr():
             self._bend[part] += cotangents
 
     def straighten(self) -> None:
-        """Forget them."""
+        """Forget the trace's cotangents."""
         self._bend = None
 
     def forget(self) -> None:
-        """Everything: there will be no other gradient."""
+        """Free everything: no other gradient will be taken."""
         self._logits = self._bend = None
 
     def flow(

@@ -38,7 +38,7 @@ class RowLosses:
 
     @classmethod
     def match(cls, args: Any, kwargs: dict[str, Any]) -> RowLosses | None:
-        """If a call of ``F.cross_entropy`` is one."""
+        """The losses of a call of ``F.cross_entropy``, if it is of this kind; otherwise None."""
         if not isinstance(first(args, kwargs), Unformed):
             return None
         given = _ARGUMENTS.bind(*args, **kwargs)
@@ -66,13 +66,13 @@ class RowLosses:
 
     @property
     def shape(self) -> torch.Size:
-        """Of what the call returns."""
+        """The shape of what the call returns."""
         left = [size for d, size in enumerate(self.logits.shape) if d != self.logits.rows.dim]
         return torch.Size(left if self.reduction == "none" else ())
 
     @property
     def rows(self) -> Tensor:
-        """Of the hidden states."""
+        """The rows of the hidden states."""
         return self.logits.rows.places.flatten().to(self.target.device)
 
     @property
@@ -85,7 +85,7 @@ class RowLosses:
 
     @torch.no_grad()
     def each(self, kept: KeptRows | None = None) -> Tensor:
-        """Of every row; its logits may be kept."""
+        """The loss of every row; the rows' logits may be kept."""
         head, rows = self.logits.head, self.rows
         hidden = head.hidden.detach().flatten(0, -2)
         found = hidden.new_empty(len(rows))
@@ -102,7 +102,7 @@ class RowLosses:
         return found
 
     def reduced(self, each: Tensor) -> Tensor:
-        """What the call returns."""
+        """The rows' losses, reduced as the call asks."""
         if self.reduction == "none":
             return each.view(self.shape)
         if self.reduction == "sum":
@@ -113,7 +113,7 @@ class RowLosses:
         return each.sum() / self.weight[self._labels].where(kept, 0).sum()
 
     def term(self, slope: Tensor) -> CrossEntropy:
-        """Its curvature, for the loss's derivative in the rows' losses."""
+        """The curvature, given the derivative of the whole loss in the rows' losses."""
         kept, labels = self._kept, self._labels
         classes = self.logits.shape[self.logits.rows.dim]
         size = slope.where(kept, 0).unsqueeze(1)

@@ -31,7 +31,7 @@ Stretch = tuple[CrossEntropy, slice, "slice | Tensor", Tensor, list[Tensor]]
 
 
 class SoftmaxCurvature:
-    """Of a sum of cross-entropies of rows of the outputs."""
+    """The curvature of a sum of cross-entropies of rows of the outputs."""
 
     curved = True
 
@@ -41,7 +41,7 @@ class SoftmaxCurvature:
 
     @classmethod
     def match(cls, loss: Tensor, outputs: list[Tensor]) -> SoftmaxCurvature | None:
-        """If this loss is nothing but such a sum."""
+        """The curvature, if this loss is nothing but such a sum; otherwise None."""
         terms = cross_entropies(loss, outputs)
         return cls(outputs, terms) if terms else None
 
@@ -90,7 +90,7 @@ class SoftmaxCurvature:
         ]
 
     def _shaped(self, found: list[Tensor]) -> list[Tensor]:
-        """Rows as the outputs lie."""
+        """Rows in the shape of the outputs."""
         parts = []
         for place, (part, z) in enumerate(zip(found, self._outputs, strict=True)):
             dim = self._dims.get(place)

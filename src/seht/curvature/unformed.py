@@ -56,7 +56,7 @@ class Head:
     weight: Tensor
     bias: Tensor | None
     version: int = field(init=False)
-    """Of the weight."""
+    """The version counter of the weight."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "version", version(self.weight))
@@ -82,7 +82,7 @@ class Unformed(Tensor):
     rows: Rows
     """Which rows of ``head.hidden``."""
     looks: list[str]
-    """By what they were formed, in all parts of these logits."""
+    """The names of the functions that needed these logits."""
     _make: Callable[[], Tensor]
     _made: Tensor | None
 
@@ -101,7 +101,7 @@ class Unformed(Tensor):
         return self
 
     def cut(self) -> Unformed:
-        """A leaf in their place, so that the network's graph can go."""
+        """The same as a leaf, so that the network's graph can be freed."""
         with torch._C.DisableTorchFunction():  # no operation of the model's
             head = self.head.detached()
             leaf: Unformed = _bare(_layout(self), self.device, requires_grad=True)
@@ -118,7 +118,7 @@ class Unformed(Tensor):
         """The logits themselves."""
         self.looks.append(by)
         if self._made is None:
-            # No operation of the model's, and a part of the graph whoever looks first.
+            # Not an operation of the model, but part of the graph, also under no_grad.
             with torch._C.DisableTorchFunction(), torch.enable_grad():
                 self._made = self._make()
         return self._made

@@ -1,4 +1,4 @@
-"""SEHT-S: a probe for every example. Which file has what.
+"""SEHT-S, a probe for every example.
 
 - Where the examples lie: ``inputs.py`` (where they begin), ``tracking.py`` (followed from call to
   call, by the rules in ``operators/axes/``), ``tags.py``, ``memory.py``, ``errors.py``;

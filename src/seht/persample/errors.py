@@ -1,4 +1,4 @@
-"""What is said where the examples cannot be told apart."""
+"""The errors of SEHT-S, for losses and models that mix examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRANSFORMED = (
 
 
 def no_sum(reason: str, dim: int) -> ExampleError:
-    """The error of examples that meet, with what to do about it; they begin along ``dim``."""
+    """The error for examples that are mixed, with the ways out; ``dim`` holds the examples."""
     return ExampleError(
         f"estimator='seht-s' needs a loss that is a sum over examples, and here {reason}; use "
         "estimator='seht-h', keep the examples apart up to the loss, or say where they lie "
@@ -29,7 +29,7 @@ def no_sum(reason: str, dim: int) -> ExampleError:
 
 
 def refuse_compiled(modules: Iterable[nn.Module]) -> None:
-    """A compiled model hides its operations."""
+    """Refuse a compiled model: it hides its operations."""
     for module in modules:
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise ExampleError(COMPILED)

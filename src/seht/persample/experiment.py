@@ -1,4 +1,4 @@
-"""Ask a function by experiment whether it keeps examples apart, and where it puts them.
+"""Find out by experiment whether a function keeps examples apart, and where it puts them.
 
 The inputs of some examples are replaced by others, for several sets of them, such that of any two
 examples each is once replaced without the other. If only entries of the replaced examples change
@@ -30,7 +30,7 @@ from seht.tensors.trees import mapped, tensors
 
 
 def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
-    """One tag for each tensor that the call returned; and whether that holds in other steps."""
+    """A tag for each tensor that the call returned, and whether it is valid in later steps."""
     general = _answer(call, random, _made_up(call, constants=True))
     if general is not None:
         apart = all(tag is None or isinstance(tag, Axis) for tag in general)
@@ -41,7 +41,7 @@ def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
 
 
 def _constants(call: Call) -> bool:
-    """Whether it is given constants whose values may matter."""
+    """Whether its arguments contain constants whose values may matter."""
     return any(
         tag is None and not call.varies(t) and t.numel() > 1
         for t, tag in zip(call.given, call.tags, strict=True)

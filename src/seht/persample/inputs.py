@@ -1,4 +1,4 @@
-"""Where the examples begin: in what the model is given."""
+"""Finds the examples in the model's inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seht.persample.tags import Tags
 
 
 class Inputs:
-    """The calls of a model: what the outermost ones are given gets its tag."""
+    """Tags the arguments of the model's outermost calls."""
 
     def __init__(self, model: nn.Module, tags: Tags) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""What holds from step to step: where the examples were found, and answers of experiments."""
+"""What SEHT-S remembers between steps: where the examples lie, and results of experiments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Layout:
 
 @dataclass
 class Memory:
-    """What holds from step to step: the layout that was found, answers of experiments."""
+    """The layout that was found, results of experiments, and what the closure was seen to do."""
 
     layout: Layout | None = None
     answers: dict[Any, list[Tag | None]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Memory:
     """Whether the loss was seen to have curvature in the outputs, for the Gauss-Newton trace."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles ask anew."""
+        """Copies and pickles start without memory."""
         return {"layout": self.layout, "answers": {}}
 
     def located(self, layout: Layout) -> None:
@@ -93,7 +93,7 @@ def layouts(batch_dim: int | None, memory: Memory) -> Iterator[Layout]:
 
 
 def key_of(call: Call) -> Any:
-    """What the answer to a call depends on; None if on more than shapes and arguments."""
+    """The key of an experiment's result; None if it depends on more than shapes and arguments."""
     if call.func in BY_CONTENT or (call.func in _REPEAT and len(call.given) > 1):
         return None
     if any(t.layout != torch.strided for t in call.given):  # a graph

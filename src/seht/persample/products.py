@@ -83,13 +83,13 @@ class Convolution(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """The second product, out * S(into * x), with S as it is."""
+    """The second product, out * S(into * x), with the whole of S."""
 
     op: Any
     shared: Tensor
     into: Tensor
     out: Tensor
-    """With the step in it."""
+    """r, the signs of the outputs, times the step."""
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
         """Add it to the first one."""

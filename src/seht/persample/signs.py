@@ -120,7 +120,7 @@ class Signs:
         return self._cached(("drawn", name, dim), make)
 
     def shared(self, part: Part) -> Tensor:
-        """S, seen as the weight is."""
+        """S, through the same view as the weight."""
         w, block = self._weights[part.name], self.block(part.name)
 
         def make() -> Tensor:
@@ -129,7 +129,7 @@ class Signs:
         return part.of(self._cached(("shared", part.name), make))
 
     def block(self, name: str) -> Tensor:
-        """What S is made of, over and over."""
+        """The block that S repeats."""
         w = self._weights[name]
         sizes = [_block(n) for n in w.shape[:2]] if w.dim() > 1 else []
 
@@ -142,7 +142,7 @@ class Signs:
         return self._cached(("block", name), make)
 
     def matrix(self, part: Part, factors: Factors, dim: int) -> Tensor | None:
-        """The signs over a dimension of the view, (n, size); None where they are all one."""
+        """The signs over a dimension of the view, (n, size); None if all of them are 1."""
         found: Tensor | None = None
         for which, place in enumerate((factors.rows, factors.columns)):
             if place is None or place[0] != dim:

@@ -1,4 +1,4 @@
-"""Every tensor's tag in one centre pass: where the examples lie in it."""
+"""The tags of one centre pass, which say where the examples lie in each tensor."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ class Tags:
         self._since = since
         """Graph nodes made from now on are the closure's."""
         self._tags: dict[int, tuple[weakref.ref[Tensor], Tag | None, int]] = {}
-        """By identity: the tensor, its tag, and how often its memory had changed hands before."""
+        """By identity: the tensor, its tag, and how often its memory had been written to."""
         self._changed: dict[int, tuple[weakref.ref[Tensor], Tag, int]] = {}
         """By identity of the root of a memory: what somebody wrote there through a view."""
 
     def found(self, count: int) -> bool:
-        """Something has room for so many examples; whether that is their number, the first one
-        that is found.
-        """
+        """Whether ``count`` is the number of examples; the first call sets that number."""
         self.n = self.n or count
         return self.n == count
 
@@ -85,7 +83,7 @@ class Tags:
         return (None, 0) if entry is None or entry[0]() is not root else entry[1:]
 
     def seen(self, tensor: Tensor) -> bool:
-        """Whether it has its tag, be it none."""
+        """Whether the tag of a tensor is known, even if it has none."""
         entry = self._tags.get(id(tensor))
         return entry is not None and entry[0]() is tensor
 
@@ -130,7 +128,7 @@ class Tags:
             self.tag(tensor, Axis(dim))
 
     def same(self, old: Tensor, new: Tensor) -> None:
-        """A copy made unseen has the tag of what it is a copy of."""
+        """Give a copy that no mode saw the tag of its original."""
         self.tag(new, self.get(old))
 
     def axis(self, tensor: Tensor, func: Any, *, features: tuple[int, ...]) -> Axis | None:

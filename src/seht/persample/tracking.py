@@ -177,7 +177,7 @@ class ExampleTracker(Tags):
         return [Axis(d) for d, size in enumerate(tensor.shape) if size == self.n]
 
     def _owned(self, call: Call, out: Tensor, tag: Tag | None) -> Tag | None:
-        """Coupled on purpose: the examples stay where they were, if that is still a place."""
+        """With ``coupling="own"``: keep the axis of the examples, if the output still has it."""
         if isinstance(tag, Sum):
             kept = [a for t, a in zip(call.given, call.tags, strict=True) if t.shape == out.shape]
             return first_of(Axis, kept) or tag

@@ -1,4 +1,4 @@
-"""What the centre pass notes about a call that uses probed weights, and what is done with it."""
+"""How calls use probed weights: noted in the centre pass, used in the perturbed passes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Replaying(Mode, Protocol):
 
 
 def tracker_of(mode: Mode) -> ExampleTracker:
-    """What follows the examples; there is one wherever layers have rules of their own."""
+    """The mode's tracker, which exists whenever layers have per-sample rules."""
     return cast(ExampleTracker, mode.tracker)
 
 
 class Use(NamedTuple):
-    """What the centre pass found out about a call."""
+    """What the centre pass noted about one call."""
 
     axis: Axis | None = None
     weight: Slot | None = None

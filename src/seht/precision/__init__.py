@@ -1,4 +1,4 @@
-"""In which precision the passes run: ``policy`` (autocast, TF32) and ``half_weights``.
+"""The precision of the passes: ``policy`` (autocast, TF32) and ``half_weights``.
 
-For the floors above it, from ``curvature`` on; it knows tasks, and no passes.
+It may import ``task`` and what is below it; ``curvature`` and everything above may import it.
 """

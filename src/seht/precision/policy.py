@@ -4,7 +4,7 @@ A difference divides the rounding of its passes by the step, once for the value 
 gradient, so that a pass in bfloat16 or TF32 drowns what it is to show. With ``precision="full"``
 autocast is switched off in every pass, also one that the closure enters itself, and matrix products
 and convolutions are not shortened to TF32. With ``precision="native"`` all passes run as the user's
-own would (never a mixture), and the step is made larger instead (``steps.py``).
+own would (never a mixture), and the step is made larger instead (``engines/step_size.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seht.tensors.trees import mapped
 
 PRECISIONS = ("full", "native")
 FP16_SCALE = 2.0**10
-"""Gradients in float16 are computed times this power of two: small ones would be flushed to 0."""
+"""The factor of gradients while they are computed in float16, where small ones would become 0."""
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 DEVICES = tuple(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
@@ -90,9 +90,9 @@ class Precision:
         """The least precise type that a native pass was seen to compute in."""
         self._outside: list[tuple[str, torch.dtype]] = []
         self.apart = self.wide
-        """Whether the user's backward() would run in less than the passes: see ``deferred.py``."""
+        """Whether the user's backward() would be less precise than the passes (``deferred.py``)."""
         self.hooked = False
-        """Whether hooks of the user's are in the centre's graph: they see what plain ones would."""
+        """Whether the centre's graph has hooks of the user's, which must see ordinary gradients."""
 
     def hear(self) -> None:
         """Hooks of the user's are in the centre's graph."""
@@ -221,7 +221,7 @@ class Precision:
 
     @property
     def scale(self) -> float:
-        """What gradients are multiplied by while they are computed."""
+        """The factor of gradients while they are computed."""
         return FP16_SCALE if self.lowest == torch.float16 else 1.0
 
 

@@ -22,11 +22,11 @@ from seht.tensors.interrupts import uninterrupted
 
 
 class Precise(Protocol):
-    """How the perturbed passes were differentiated (``precision.py``)."""
+    """How the perturbed passes were differentiated (``precision/policy.py``)."""
 
     @property
     def scale(self) -> float:
-        """What gradients are multiplied by meanwhile."""
+        """The factor of gradients while they are computed."""
 
     @property
     def hooked(self) -> bool:

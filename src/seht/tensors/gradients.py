@@ -16,7 +16,7 @@ def dense(g: Tensor | None) -> Tensor | None:
 
 
 def inner(direction: Tensor, g: Tensor, most: int = 1 << 18) -> Tensor:
-    """Their inner product, in pieces: the signs are small numbers until they meet the gradient."""
+    """Their inner product, in pieces, so that int8 signs need not be widened all at once."""
     if g.numel() <= most or not g.is_contiguous():
         return torch.dot(direction.flatten().to(g.dtype), g.flatten()).double()
     pairs = zip(direction.flatten().split(most), g.flatten().split(most), strict=True)

@@ -272,7 +272,7 @@ class Reached(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *leaves: Tensor) -> Tensor:
-        """Some tensor: nobody looks at it."""
+        """Some tensor, whose value is not used."""
         ctx.count = len(leaves)
         return leaves[0].new_zeros(())
 

@@ -27,7 +27,7 @@ REGISTER = frozenset(
         torch.Tensor.register_post_accumulate_grad_hook,
     }
 )
-"""What a closure may call on a tensor to see its gradient."""
+"""Methods that a closure may call on a tensor to see its gradient."""
 
 
 _FRAMEWORKS = ("torch.distributed.", "torch.utils.", "lightning.fabric.", "lightning_fabric.")
@@ -43,7 +43,7 @@ def heard_anyway(args: tuple[Any, ...]) -> bool:
 
 
 def unheard(*_: Any, **__: Any) -> RemovableHandle:
-    """Stands for :data:`REGISTER` where hooks are not wanted."""
+    """Replaces :data:`REGISTER` where hooks must not run."""
     return RemovableHandle(OrderedDict())
 
 

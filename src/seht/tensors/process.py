@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Change(Generic[T]):
-    """Something of the process that is another while a block of ours runs.
+    """A setting of the process that we change while a block runs.
 
     ``read`` looks at it, ``write`` puts back what was read.
     """
@@ -37,7 +37,7 @@ class Change(Generic[T]):
     def __init__(self, read: Callable[[], T], write: Callable[[T], Any]) -> None:
         self.read, self.write = read, write
         self.before = read()
-        """How the first block that is inside now found it."""
+        """What the first of the blocks that are active now found."""
         self._lock = threading.Lock()
         self._inside: set[object] = set()
 
@@ -67,7 +67,7 @@ class Change(Generic[T]):
 
 
 class _Block(AbstractContextManager[None]):
-    """A class, as several are entered in every pass, and a generator costs more."""
+    """A class, because several are entered in every pass, and a generator is slower."""
 
     def __init__(self, change: Change[Any], make: Callable[[], Any]) -> None:
         self._change, self._make = change, make

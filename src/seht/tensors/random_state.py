@@ -87,7 +87,7 @@ class RandomState:
         self._host = host or HostRandom()
 
     def for_passes(self) -> RandomState:
-        """That of passes which begin where this one was made, nothing random in between."""
+        """The state for passes that begin where this one was made."""
         found = RandomState((), self, None if self._host.ended else self._host)
         found._cuda = self._cuda
         return found
@@ -147,7 +147,7 @@ class RandomState:
         return all(torch.equal(a, b) for a, b in zip(self.read(), state, strict=False))
 
     def back(self) -> Callable[[], None]:
-        """The way back to where everything is now; own generators to where they were first seen."""
+        """A function that restores the present state, and own generators as first seen."""
         return partial(self.begin, self.read())
 
     @contextmanager
@@ -181,7 +181,7 @@ class RandomState:
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """Everything random in the block is the block's own: torch, ``random`` and NumPy."""
+    """Restore the random states of torch, ``random`` and NumPy after the block."""
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if cuda else []
     numpy = sys.modules.get("numpy")

@@ -1,4 +1,4 @@
-"""A step happens as a whole, or not at all: what is taken back when it fails."""
+"""A step happens completely or not at all: what to undo when it fails."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Course:
         return done
 
     def _task(self, closure: Closure, step: int, call: int, dose: Dose) -> Task | None:
-        """What this call estimates; ``None`` where no layer is drawn."""
+        """The task of this call; ``None`` if no layer is drawn."""
         settings = self.settings
         self.seed = self.ranks.seed(self.seed, self.account.calls)
         return functional.make_task(
@@ -198,7 +198,7 @@ class Course:
     # --- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs to draw the same probes and keep its guard rails."""
+        """What a resumed run needs: calls, seed, weight, the engine's step size, running means."""
         return {
             **self.account.state(),
             "seed": self.seed,

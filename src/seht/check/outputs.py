@@ -35,7 +35,7 @@ from seht.tensors.trees import mapped
 
 
 class Outputs:
-    """What the network of a sandbox puts out: read in one pass, put in its place in another."""
+    """The outputs of a sandbox's network: read in one pass, replaced by given values in another."""
 
     def __init__(self, box: Sandbox, tape: Tape | None) -> None:
         self._box, self._tape = box, tape

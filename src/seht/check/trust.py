@@ -41,7 +41,7 @@ _ARGUMENTS = (
     "tolerance",
     "budget",
 )
-"""What may have been meant by an option that no estimator knows."""
+"""Names to suggest for an unknown option."""
 
 
 def check(

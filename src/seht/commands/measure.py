@@ -209,6 +209,6 @@ def report(
 
 
 def versions() -> list[tuple[str, str]]:
-    """Of what a figure may depend on."""
+    """The versions that a figure may depend on."""
     python = platform.python_version()
     return [("seht", seht.__version__), ("torch", torch.__version__), ("Python", python)]

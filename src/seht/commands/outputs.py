@@ -20,7 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse has it, but a mistake is said in one line, without the whole usage before it, and
+    """Argparse's parser, but a mistake is one line, without the whole usage before it, and
     a failure to write the help is not swallowed.
     """
 

@@ -292,7 +292,7 @@ class _Walk:
 
 
 def in_rows(tensor: Tensor, dim: int) -> Tensor:
-    """With the classes last, and all else in one dimension: a view where that is possible."""
+    """A tensor as a matrix with a row for each prediction, classes last; a view if possible."""
     return tensor.movedim(dim, -1).flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)
 
 

@@ -74,7 +74,7 @@ def twice() -> Iterator[None]:
 
 
 def make_of(loss: Tensor, outputs: Sequence[Tensor]) -> frozenset[str]:
-    """What lies between the outputs and the loss: another loss is to be looked at anew."""
+    """The kinds of graph nodes between outputs and loss, by which a known loss is recognised."""
     ends = {node_of(z) for z in outputs}
     return frozenset(node.name() for node in set(walk([loss.grad_fn], ends)) - ends)
 

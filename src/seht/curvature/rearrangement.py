@@ -25,17 +25,17 @@ class Rows:
     places: Tensor
     """Their numbers in the outputs; of the tensor's shape, but for one entry in ``dim``."""
     dim: int
-    """Of the classes."""
+    """The dimension of the classes."""
     classes: int
 
     @classmethod
     def of(cls, shape: torch.Size, dim: int) -> Rows:
-        """Of the outputs themselves, the classes in that dimension."""
+        """The rows of the outputs themselves, with the classes in that dimension."""
         kept = [1 if d == dim else size for d, size in enumerate(shape)]
         return cls(torch.arange(prod(kept), device="cpu").view(kept), dim, shape[dim])
 
     def moved(self, places: Tensor, dim: int | None = None) -> Rows:
-        """The same classes elsewhere."""
+        """The same rows in other places."""
         return Rows(places, self.dim if dim is None else dim, self.classes)
 
 

@@ -26,7 +26,7 @@ from seht.curvature.cross_entropy import CrossEntropy, cross_entropies, in_rows
 from seht.curvature.rearrangement import signed
 
 _SAME_NUMBERS = frozenset(f"{name}Backward0" for name in ("Clone", "Alias", "ToCopy"))
-"""Of the same shape, besides."""
+"""Nodes that keep the numbers; the shape must be the same, too."""
 Stretch = tuple[CrossEntropy, slice, "slice | Tensor", Tensor, list[Tensor]]
 
 

@@ -57,7 +57,7 @@ class Costs(PlainResult):
     """Every form, and the plain step."""
 
     seconds: float
-    """Of a plain step."""
+    """Seconds of a plain step."""
     memory: float | None
     """... and its peak in MiB."""
     forms: tuple[Cost, ...]
@@ -148,7 +148,7 @@ class _Clock:
         return self.plain_seconds[-1]
 
     def turns(self, plain: Step, steps: dict[Any, Step], seconds: float) -> dict[Any, list[float]]:
-        """For each step its seconds over those of the plain ones around it, round by round."""
+        """For each step its time divided by that of the plain steps around it, round by round."""
         found: dict[Any, list[float]] = {key: [] for key in steps}
         repeats = max(1, round(_LEAST / self.plain(plain)))
         end = time.perf_counter() + seconds

@@ -36,7 +36,7 @@ class CurvatureChoice(PlainResult):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """For :class:`seht.HessianTrace`."""
+        """The arguments for :class:`seht.HessianTrace`."""
         found = {"curvature": self.curvature}
         return found if self.boundary is None else {**found, "boundary": self.boundary}
 

@@ -177,7 +177,7 @@ def _checks(patient: Patient, choice: CurvatureChoice, seed: int, end: float) ->
 
 
 class _Stages:
-    """Where the examination is, for those who wait."""
+    """Reports how far the examination has come."""
 
     def __init__(self, progress: Report) -> None:
         self._report, self._place = progress, 0

@@ -52,7 +52,7 @@ class Patient:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the model."""
         return self.objective.device
 
     def closure(self, batch: Any) -> Callable[[], Any]:

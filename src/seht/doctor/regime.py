@@ -38,7 +38,7 @@ class Regime(PlainResult):
     train: float
     train_stderr: float
     swapped: float | None
-    """On training data, with the predictions of other examples."""
+    """The loss on training data with predictions swapped between examples."""
     held_out: float | None = None
     held_out_stderr: float | None = None
 
@@ -117,7 +117,7 @@ class _Swaps:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """In the block."""
+        """Swap predictions while the block runs."""
         handle = self._module.register_forward_hook(self._leave)
         try:
             yield

@@ -141,7 +141,7 @@ def _cost_cells(cost: Cost, plain_memory: float | None) -> list[str]:
 
 
 def share_words(shares: Shares) -> str:
-    """What a share is, and the trace."""
+    """A sentence that explains the share and states the trace."""
     trace = f"trace {with_error(shares.trace, shares.trace_stderr)} over {shares.probes} probes"
     if shares.unit is None:
         return f"{trace}; a gradient is zero, so that no weight has a share"
@@ -161,7 +161,7 @@ def share_table(shares: Shares) -> list[list[str]]:
 
 
 def loss_table(regime: Regime) -> list[list[str]]:
-    """Of training data, with swapped predictions, of held-out data."""
+    """The losses on training data, with swapped predictions, and on held-out data."""
     rows = [["training data", with_error(regime.train, regime.train_stderr)]]
     if regime.swapped is not None:
         rows.append(["... with the predictions of other examples", number(regime.swapped)])

@@ -32,7 +32,7 @@ _AROUND = 2
 
 @dataclass(frozen=True)
 class Shares(PlainResult):
-    """What share a weight has, and where."""
+    """The share that a weight has, in all and in each tensor."""
 
     unit: float | None
     """The weight whose share is 1; ``None`` where the penalty's gradient is zero."""
@@ -70,7 +70,7 @@ class _Average:
 
     @property
     def norm(self) -> float:
-        """Of the mean."""
+        """The norm of the mean."""
         return math.sqrt(_inner(self.vector, self.vector))
 
     @property

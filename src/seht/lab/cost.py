@@ -50,7 +50,7 @@ def complete(comparison: Comparison, say: Say) -> None:
 
 
 def in_the_middle(training: Training) -> Training:
-    """The same in its middle, about to make a step."""
+    """Move a training to its middle, about to make a step."""
     training.epoch = training.recipe.epochs // 2
     training.begin_epoch(0.0)
     training.model.train()
@@ -93,5 +93,5 @@ def timed(training: Training, batch: Any) -> float:
 
 
 def quotient(pairs: list[tuple[float, float]]) -> float:
-    """Of the sums: a mean over all that a method may do in a step."""
+    """The ratio of the sums, which averages over all that a method may do in a step."""
     return sum(other for _, other in pairs) / sum(base for base, _ in pairs)

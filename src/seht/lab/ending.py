@@ -16,7 +16,7 @@ class DivergedError(ArithmeticError):
 
 
 def measures(task: str) -> tuple[str, ...]:
-    """What is measured on a split."""
+    """The names of the figures that are measured on a split."""
     return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")
 
 

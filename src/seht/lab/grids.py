@@ -1,4 +1,4 @@
-"""What a search tries for each method: the paper's grids on its recipes, one budget elsewhere.
+"""The settings that a search tries: the paper's grids on its recipes, one budget elsewhere.
 
 A grid is fair if every method may try as much as any other. So each has seven values of the option
 that matters most for it, over the range in which the best ones have been seen; ``--budget`` takes

@@ -93,7 +93,7 @@ class Training:
         self.hidden: Any = None
         """Text: where the last batch has left the model."""
         self.sums: dict[str, list[float]] = {}
-        """Of this epoch's figures: total and count."""
+        """Total and count of this epoch's figures."""
         self.loss = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
         """Sum of this epoch's losses, left on the device; this rank's share of them."""
 
@@ -110,7 +110,7 @@ class Training:
         self.set_rate(lr)
 
     def set_rate(self, lr: float) -> None:
-        """In every group of the optimiser."""
+        """Set the learning rate of every group of the optimiser."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -191,7 +191,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Take over what :meth:`state_dict` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         own = state if self.ranks.count == 1 else state["ranks"][self.ranks.rank]

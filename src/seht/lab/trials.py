@@ -40,7 +40,7 @@ class Trial:
     recipe: Recipe
     method: Spec
     seed: int
-    """Of the initial weights, the order of the data and everything that is drawn."""
+    """Determines the initial weights, the order of the data and everything else that is drawn."""
     out: Path
     """The run's own directory."""
     test: bool = True
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name to print."""
         return f"{self.title}, seed {self.seed}"
 
     @property

@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def from_text(name: str, hint: Any, text: str) -> Any:
-    """What a user has written; of several types the first that can be read."""
+    """Parse a user's text; of several possible types the first that fits."""
     kinds, optional = _kinds(hint)
     word = text.strip()
     if optional and word.lower() == "none":
@@ -41,12 +41,12 @@ def from_text(name: str, hint: Any, text: str) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """The same back: :func:`from_text` reads it."""
+    """The text of a value, which :func:`from_text` reads back."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def from_plain(name: str, hint: Any, value: Any) -> Any:
-    """What a record holds: an int may stand for a float, a list for a tuple."""
+    """A value from a record, where an int may stand for a float, and a list for a tuple."""
     (kind, *_), optional = _kinds(hint)
     if optional and value is None:
         return None

@@ -1,4 +1,4 @@
-"""What is measured on: one batch, a data set or any iterable of batches, read in micro-batches."""
+"""The data to measure on: one batch, a data set or any iterable of batches, in micro-batches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Batches:
         return self._cut() if self._kept is None else iter(self._kept)
 
     def whole(self) -> Batches:
-        """The same without cuts."""
+        """The batches without cuts."""
         found = copy.copy(self)
         found._size = None
         return found

@@ -67,7 +67,7 @@ class Krylov:
         return values, vectors, beta * vectors[-1].abs()
 
     def vector(self, column: Tensor) -> Tensor:
-        """What a vector in the basis is in full, with norm 1."""
+        """The full vector of given coordinates in the basis, with norm 1."""
         found = torch.zeros_like(self.basis[0])
         for part, v in zip(column.tolist(), self.basis, strict=False):  # one ahead
             found += part * v

@@ -72,7 +72,7 @@ class Objective:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device of the weights."""
         return self.weights[0].device
 
     @property

@@ -50,7 +50,7 @@ class StabilityResult(PlainResult):
     weight_norm: float
     seconds: float
     eigenvalues: EigenvaluesResult
-    """Of H."""
+    """The eigenvalues of H."""
 
     def __str__(self) -> str:
         """In words."""

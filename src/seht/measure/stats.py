@@ -38,9 +38,9 @@ class Pooled:
 
     mean: Tensor
     variance: Tensor
-    """Of the mean, over probes given the data; nan where some micro-batch has one replicate."""
+    """The variance of the mean over probes; nan if some micro-batch has only one replicate."""
     dof: float
-    """Of the first quantity."""
+    """Degrees of freedom of the first quantity."""
 
 
 def pool(visits: Sequence[Visit]) -> Pooled:

@@ -59,7 +59,7 @@ class SurveyPlan:
     samples: int | None = None
     """Read so many examples for the trace; all by default."""
     few: int = FEW
-    """... and so many for everything else."""
+    """How many examples to read for everything else."""
     points: int = 21
     micro_batch: int | None = None
     seed: int = 0

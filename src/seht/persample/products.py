@@ -101,14 +101,14 @@ class Signed(NamedTuple):
         return found
 
     def rows(self, start: int, stop: int, count: int) -> Signed:
-        """For some of the examples."""
+        """The same for some of the examples."""
         return self._replace(
             into=_cut(self.into, start, stop, count), out=_cut(self.out, start, stop, count)
         )
 
 
 class Folded(Signed):
-    """The same with a block that S repeats in the place of S."""
+    """The second product with the block that S repeats in place of S."""
 
     __slots__ = ()
 
@@ -204,7 +204,7 @@ class PerturbedProduct(torch.autograd.Function):
 def plain_product(
     op: Any, x: Tensor, w: Tensor, b: Tensor | None, signed: Signed, e: Tensor
 ) -> Tensor:
-    """The same by operations that can be differentiated as often as one likes."""
+    """The same by operations that can be differentiated any number of times."""
     y: Tensor = op.forward(x, w, b)
     more = torch.zeros_like(y)
     signed.add_to(more, x)

@@ -122,7 +122,7 @@ class ExampleTracker(Tags):
             self.tag(o, tag)
 
     def _tags_of(self, call: Call, count: int) -> list[Tag | None]:
-        """By the tables where the function is in one, else by an experiment, once."""
+        """The tags of the results: from the function's row, or else by one experiment."""
         broken = next((t for t in call.tags if isinstance(t, Broken)), None)
         if broken is not None:
             return [broken] * count

@@ -117,7 +117,7 @@ class Copies:
                 module._buffers[name] = held_buffer
 
     def original(self, leaf: Tensor) -> Tensor:
-        """What the gradient of a leaf belongs to."""
+        """The parameter that a leaf is a copy of, or the leaf itself."""
         return self._originals.get(id(leaf), leaf)
 
     def refuse_originals(self, leaves: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""In which precision the passes of an estimate run: float32 by default, or the user's own.
+"""The precision of the passes of an estimate: float32 by default, or the user's own.
 
 A difference divides the rounding of its passes by the step, once for the value and twice for the
 gradient, so that a pass in bfloat16 or TF32 drowns what it is to show. With ``precision="full"``
@@ -176,7 +176,7 @@ class Precision:
         return coarser(noted, seen)
 
     def targets(self, leaves: list[Tensor]) -> list[Tensor]:
-        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
+        """The tensors that receive the gradients: the leaves, or the originals of copies."""
         return leaves if self._copies is None else list(map(self._copies.original, leaves))
 
     def check_leaves(self, leaves: list[Tensor]) -> None:
@@ -192,7 +192,7 @@ class Precision:
         return list(found[: len(roots)])
 
     def given_out(self, output: Any) -> Any:
-        """What the closure returned; a graph that ends in copies is nothing to differentiate."""
+        """What the closure returned, without a graph if that would end in copies of weights."""
         return mapped(output, _dead_end) if self.wide else output
 
     def committing(self, commit: Callable[[], None]) -> Callable[[], None]:
@@ -248,7 +248,7 @@ class Casts(TorchFunctionMode):
         self._again = again
 
     def recomputing(self) -> Callable[[], AbstractContextManager[None]]:
-        """What an activation checkpoint that is made now has to run again in."""
+        """The modes that a checkpoint made now must be recomputed in."""
 
         @contextmanager
         def again() -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a look at gradients found, and the numbers that a weight is found from."""
+"""The gradients that a look found, and the inner products that weights are computed from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seht.strength.products import Preconditioner, Vector
 from seht.tensors.dtensors import local
 
 LOSS, TRACE, HELD_OUT = "loss", "trace", "held-out loss"
-"""Whose gradients can be looked at."""
+"""The functions whose gradients can be looked at."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Precise(Protocol):
         """Whether the user's hooks see the gradients."""
 
     def backward(self) -> AbstractContextManager[None]:
-        """What surrounds a backward pass."""
+        """The context for a backward pass."""
 
 
 class Deferred(torch.autograd.Function):

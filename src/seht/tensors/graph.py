@@ -34,7 +34,7 @@ def walk(start: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
 
 
 def node_of(tensor: Tensor) -> Any:
-    """What stands for a tensor in a graph; None where it has no place in one."""
+    """The graph node of a tensor; None if it has none."""
     if tensor.grad_fn is not None or not tensor.requires_grad:
         return tensor.grad_fn
     return torch.autograd.graph.get_gradient_edge(tensor).node
@@ -57,7 +57,7 @@ _COARSEST = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat1
 
 @dataclass(frozen=True)
 class Survey:
-    """What one walk through the graph behind some roots finds."""
+    """The results of one walk through the graph behind some roots."""
 
     leaves: list[Tensor]
     """As in :func:`leaves_of`."""

@@ -83,7 +83,7 @@ class RandomState:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
         self._own: list[tuple[torch.Generator, Tensor]] = []
         self._above = above
-        """Who wants to hear of generators, too."""
+        """Another state that is told of generators, too."""
         self._host = host or HostRandom()
 
     def for_passes(self) -> RandomState:

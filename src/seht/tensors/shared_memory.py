@@ -71,7 +71,7 @@ def _near(a: Tensor, b: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where it lies; 0 for what has no memory of its own that can be looked at."""
+    """The address of a tensor's memory; 0 if it has none that can be read."""
     if type(tensor) not in _PLAIN:
         return 0
     try:

@@ -45,7 +45,7 @@ class Runner:
         self.problem.closure().backward()
 
     def drawn(self, count: int) -> list[int]:
-        """So many draws that draw something."""
+        """The numbers of this many draws that draw something."""
         return list(range(count))
 
     def plan(self, turn: int) -> list[tuple[float, int]]:
@@ -155,7 +155,7 @@ class Penalty(Runner):
         return float((1 - keep) ** self._count)
 
     def layers(self, draw: int) -> tuple[int, ...]:
-        """What that draw draws."""
+        """The layers that are drawn in a draw."""
         return _layers(self._estimator, self._count, draw)
 
     def drawn(self, count: int, shift: float = 0.5) -> list[int]:

@@ -199,7 +199,7 @@ class CheckCost:
     average: float
     """What they add to a step on average over those, in plain steps."""
     later: float
-    """The same in the long run."""
+    """What they add in the long run."""
 
 
 def check_cost(clock: Clock, runner: Penalty, steady: float) -> CheckCost | None:

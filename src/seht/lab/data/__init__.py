@@ -21,7 +21,7 @@ class Data(Protocol):
     """What the loop and the models need to know of data, labelled examples or text."""
 
     classes: int
-    """Of examples, or the number of words."""
+    """The number of classes, or of words."""
     example: tuple[int, ...] | None
     """Channels, height and width of an image, channels and length of a series, the columns of a
     table; ``None`` for text."""

@@ -13,7 +13,7 @@ from seht.lab.data import images
 from seht.lab.data.examples import Labelled, balanced
 
 POOL, TEST = 2000, 2000
-"""Of the training and of the test images, the same for every seed: each takes 7 ms to compute."""
+"""How many training and test images are used, the same for every seed; each takes 7 ms."""
 
 
 def features(data_dir: str | os.PathLike[str] | None = None) -> Labelled:
@@ -35,6 +35,6 @@ def _features(data_dir: str | None, _named: str | None) -> Labelled:
 
 
 def _places(y: Tensor, count: int) -> Tensor:
-    """So many in a fixed random order, as many of each class."""
+    """The places of this many images in a fixed random order, as many of each class."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     return balanced(order, y)[:count]

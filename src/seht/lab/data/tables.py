@@ -61,7 +61,7 @@ def _series(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _divided(x: Tensor, y: Tensor) -> Labelled:
-    """The same test set for every seed, and a scale by the others."""
+    """Split off the test set, the same for every seed, and scale by the other examples."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     pool, test = order[:POOL], order[POOL:]
     values = x[pool].double().transpose(0, 1).flatten(1)  # channels, or columns

@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Forward:
-    """What the closure has computed, for terms of the loss."""
+    """The results of the forward pass, for terms of the loss."""
 
     model: nn.Module
     batch: Batch
@@ -50,7 +50,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Run:
-    """Where a method finds itself when training starts."""
+    """The run that a method is set up for."""
 
     recipe: Recipe
     model: nn.Module
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """The number of steps of the whole training."""
         return self.steps_per_epoch * self.recipe.epochs
 
 
@@ -171,7 +171,7 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Take over what :meth:`state_dict` returned."""
 
     def seek(self, step: int) -> None:
         """Jump to that step of the schedule (warm-up, ``every``), for timing."""

@@ -16,7 +16,7 @@ from seht.lab.methods.base import Batch, Closure, Forward, Method, Run
 
 
 class Combined(Method):
-    """What the loop holds, also where there is one method only."""
+    """A combination of methods; the loop uses one even for a single method."""
 
     name = "combined"
 
@@ -71,7 +71,7 @@ class Combined(Method):
         return optimizer
 
     def after_step(self) -> None:
-        """Each."""
+        """Call each."""
         for method in self.methods:
             method.after_step()
 
@@ -84,7 +84,7 @@ class Combined(Method):
             yield
 
     def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """As soon as one of them says so."""
+        """Stop as soon as one of them says so."""
         return any(method.stop(rows) for method in self.methods)
 
     def log(self) -> dict[str, float]:
@@ -98,16 +98,16 @@ class Combined(Method):
         return found
 
     def paths(self) -> dict[str, Any]:
-        """Of each that has one."""
+        """The paths of all methods that have one."""
         return {name: path for m in self.methods for name, path in m.paths().items()}
 
     def seek(self, step: int) -> None:
-        """Each."""
+        """Move each."""
         for method in self.methods:
             method.seek(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """By the methods' names."""
+        """The states by the methods' names."""
         return {m.name: m.state_dict() for m in self.methods}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

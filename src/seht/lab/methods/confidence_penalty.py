@@ -26,7 +26,7 @@ class ConfidencePenalty(Method):
         self.weight = not_negative("weight", weight)
 
     def term(self, forward: Forward) -> Tensor:
-        """Of the closure's logits."""
+        """Minus the weighted entropy of the closure's logits."""
         return -self.weight * entropy(forward.logits).mean()
 
 

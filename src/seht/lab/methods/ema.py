@@ -13,7 +13,7 @@ from seht.lab.methods.base import Method, Run
 from seht.lab.methods.checks import share
 
 START = 10
-"""Of the first n steps the average forgets faster: it is not to remember the initial weights."""
+"""In the first steps the average forgets faster, so that it drops the initial weights."""
 
 
 class Ema(Method):

@@ -46,7 +46,7 @@ class LinBregMethod(Method):
         return with_decay(recipe, 0.0)
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """In place of SGD, with its rate and momentum."""
+        """Replace SGD, with its learning rate and momentum."""
         groups = []
         for group in optimizer.param_groups:
             kept = {"lr": group["lr"], "momentum": group.get("momentum", 0.0)}

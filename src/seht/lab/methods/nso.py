@@ -51,7 +51,7 @@ class Nso(Method):
 
     @property
     def seed(self) -> int:
-        """Of the noise in the next call."""
+        """The seed of the noise in the next call."""
         return draw.call_seed(self.run_seed, *divmod(self.calls, self.passes_of_a_step))
 
     def mean(self, closure: Closure) -> tuple[Tensor, Any]:

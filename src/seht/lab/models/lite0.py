@@ -17,7 +17,7 @@ from seht.extras import need
 SIDE = 96
 """Pixels a side, to which images are enlarged: three times CIFAR's, less than ImageNet's 224."""
 FROZEN = 11
-"""Of the 16 blocks; with the stem the first two thirds of the work."""
+"""How many of the 16 blocks are frozen; with the stem two thirds of the work."""
 
 
 class Lite0Top(nn.Module):

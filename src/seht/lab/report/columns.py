@@ -192,7 +192,7 @@ def _flatness(table: ReportTable) -> Iterator[Column]:
 
 
 def trace_in_words(table: ReportTable) -> str:
-    """Of what it is, and by how many probes."""
+    """How the trace was measured: on which loss, and with how many probes."""
     probes = {run.number("trace", "probes") for run in table.comparison.runs.values()} - {None}
     said = "tr(H) of the training loss at the end"
     return f"{said}, {next(iter(probes)):.0f} probes a run" if len(probes) == 1 else said

@@ -16,9 +16,9 @@ from seht.measure.numbers import duration
 from seht.measure.page.template import fill
 
 COLOURS = 10
-"""Of the style sheet's palette; with more methods they come again, dashed."""
+"""The number of colours in the style sheet; with more methods they repeat, dashed."""
 FORWARD = 6
-"""So many methods stand out in the figures until the reader picks others."""
+"""How many methods stand out in the figures until the reader picks others."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class MethodRow:
     figures: Mapping[str, Mean]
     """By their names in ``table.csv``: ``last_test_top1``, ``trace``, ``seconds`` ..."""
     difference: Difference | None
-    """To the baseline; ``None`` for the baseline itself."""
+    """The difference to the baseline; ``None`` for the baseline itself."""
     ratio: tuple[float, float | None, float | None] | None
     """Cost of a step in the baseline's steps, with what it varied between."""
     searched: int | None = None
@@ -42,7 +42,7 @@ class MethodRow:
     values: Mapping[int, float] = field(default_factory=dict)
     """The compared metric by seed."""
     p: float | None = None
-    """Of the difference, after Holm's correction over the table."""
+    """The difference's p after Holm's correction over the table."""
     verdict: str = ""
     """``better`` or ``worse`` than the baseline, by that; empty where it is not decided."""
     needed: int | None = None

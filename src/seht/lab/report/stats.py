@@ -54,7 +54,7 @@ class Difference:
     high: float | None
     n: int
     p: float | None = None
-    """Of the two-sided paired t-test, not corrected."""
+    """The p of the two-sided paired t-test, not corrected."""
     spread: float | None = None
     """Standard deviation of the differences."""
 

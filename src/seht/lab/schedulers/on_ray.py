@@ -140,7 +140,7 @@ def need_ray() -> Any:
 
 
 def anywhere(trial: Trial) -> Trial:
-    """The same with paths that mean the same in any directory."""
+    """The same trial with absolute paths."""
     data_dir = trial.execution.data_dir
     how = replace(trial.execution, data_dir=data_dir and os.path.abspath(data_dir))
     return replace(trial, out=trial.out.absolute(), execution=how)
@@ -192,7 +192,7 @@ def task_of(ours: dict[str, str], patience: float) -> Callable[[bytes], dict[str
 
 
 def outcome(ray: Any, ref: Any, trial: Trial) -> Result:
-    """What has become of a trial; what its worker could not write down itself is written here."""
+    """The result of a trial; if its worker died, its failure is recorded here."""
     from ray import exceptions
 
     failed = partial(trial.fail, patience=PATIENCE)

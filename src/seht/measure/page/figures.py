@@ -18,9 +18,9 @@ Group = tuple[str, str, list[Panel]]
 LONGEST = 28
 """Characters of a name beside a drawing; the end of a layer's name says more than its start."""
 LAYERS = 40
-"""So many bars are readable; with more, the largest are shown."""
+"""The most bars that are readable; with more layers, the largest are shown."""
 COLOURS = 10
-"""Of the style sheet's palette."""
+"""The number of colours in the style sheet."""
 
 
 def colour(number: int) -> str:

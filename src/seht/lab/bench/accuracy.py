@@ -94,8 +94,8 @@ class Moments:
     def relative_to(self, other: Moments, chance: float) -> Estimated | None:
         """The same for an estimator of which we hold only the draws that are not zero.
 
-        ``chance`` is how often it draws anything. Its mean hides in its noise, but is that of
-        ``other``.
+        ``chance`` is how often it draws anything. Its mean, hidden in its noise, is that
+        of ``other``.
         """
         return _jackknife(
             [self, other], lambda part: chance * part[0].square / part[1].squared_mean - 1

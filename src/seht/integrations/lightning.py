@@ -46,7 +46,8 @@ class SehtCallback(Callback):
 
         off = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
         trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[SehtCallback()], **off)
-        trainer.fit(Classifier(), loader)
+        data = torch.utils.data.TensorDataset(x, y)
+        trainer.fit(Classifier(), torch.utils.data.DataLoader(data, 4))
         ```
 
     Args:

@@ -192,7 +192,7 @@ class Precision:
         return list(found[: len(roots)])
 
     def given_out(self, output: Any) -> Any:
-        """What the closure returned; differentiating it raises if it depends on copies of weights."""
+        """What the closure returned; it cannot be differentiated if weights were copied."""
         return mapped(output, _dead_end) if self.wide else output
 
     def committing(self, commit: Callable[[], None]) -> Callable[[], None]:

@@ -73,7 +73,7 @@ def loop(part, stop=None, **options):
 
 
 report("without a penalty", *loop(train, weight=0.0))
-tuned = {"weight": "tuned", "held_out": (loader(held_out), loss_fn)}
+tuned = {"held_out": (loader(held_out), loss_fn)}
 model, penalty = loop(train, **tuned)
 report("tuned", model, penalty)
 report("again, on all images", *loop(every, weight=penalty.path))
@@ -91,7 +91,7 @@ def lightning():
         def __init__(self):
             super().__init__()
             self.net = network()
-            self.penalty = seht.HessianTrace(self.net, weight="tuned", **SETTINGS)
+            self.penalty = seht.HessianTrace(self.net, **SETTINGS)
 
         def training_step(self, batch):
             return self.penalty(lambda: loss_fn(self.net, batch))
@@ -118,7 +118,7 @@ def fabric():
     model, optimizer = runner.setup(model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9))
     batches = runner.setup_dataloaders(loader(train))
     penalty = seht.HessianTrace(
-        model, weight="tuned", total_steps=EPOCHS * len(batches), optimizer=optimizer,
+        model, total_steps=EPOCHS * len(batches), optimizer=optimizer,
         held_out=(runner.setup_dataloaders(loader(held_out)), loss_fn), **SETTINGS,
     )  # fmt: skip
     for _ in range(EPOCHS):
@@ -139,7 +139,7 @@ def accelerate():
         loader(held_out),
     )  # fmt: skip
     penalty = seht.HessianTrace(
-        model, weight="tuned", total_steps=EPOCHS * len(batches), optimizer=optimizer,
+        model, total_steps=EPOCHS * len(batches), optimizer=optimizer,
         held_out=(others, loss_fn), **SETTINGS,
     )  # fmt: skip
     for _ in range(EPOCHS):
@@ -170,7 +170,7 @@ def hugging_face():
         return [{"x": x, "labels": y} for x, y in zip(images[part], seen[part], strict=True)]
 
     model = Wrapped()
-    penalty = seht.HessianTrace(model, weight="tuned", boundary="net", **SETTINGS)
+    penalty = seht.HessianTrace(model, boundary="net", **SETTINGS)
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
             output_dir=folder, num_train_epochs=EPOCHS, per_device_train_batch_size=50,

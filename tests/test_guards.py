@@ -121,7 +121,7 @@ def test_a_few_estimates_are_no_evidence():
 def test_losses_of_zero_do_not_divide():
     guard = Guard()
     feed(guard, [0.0] * 30, loss=0.0)
-    assert guard.share == 0.0
+    assert guard.penalty_over_loss == 0.0
     assert feed(guard, [1.0] * 30, loss=0.0)[0]
 
 
@@ -133,11 +133,11 @@ def test_the_running_means():
     feed(guard, [1.0, 2.0, 6.0], loss=-2.0, weight=0.1)
     assert guard.trace == pytest.approx(3.0)  # a plain mean while the memory fills
     assert guard.spread == pytest.approx(14 / 3)
-    assert guard.share == pytest.approx(0.15)
+    assert guard.penalty_over_loss == pytest.approx(0.15)
     feed(guard, [10.0] * 1000, weight=0.01)
     assert guard.trace == pytest.approx(10.0)
     assert guard.trace_error == pytest.approx(0.0, abs=1e-6)
-    assert guard.share == pytest.approx(0.1)
+    assert guard.penalty_over_loss == pytest.approx(0.1)
 
 
 def test_the_standard_error_is_that_of_the_running_mean():

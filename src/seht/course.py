@@ -219,8 +219,8 @@ class Course:
         account.load_state(state)
         kind = self.strength.weight.kind
         if "strength" in state:  # a weight that is given has nothing to remember
-            model = self.settings.model
-            self.strength.load_state(state["strength"], model, ranks_of(model, self.ranks))
+            ranks = ranks_of(self.settings.model, self.ranks)
+            self.strength.load_state(state["strength"], ranks)
         elif kind != "given":
             raise ValueError(
                 f"this state belongs to a given weight, and this penalty has a {kind} one; make it "

@@ -50,7 +50,7 @@ class Guard:
     warned_faint: bool = False
 
     @property
-    def share(self) -> float:
+    def penalty_over_loss(self) -> float:
         """Mean size of the penalty over mean size of the loss."""
         return self.penalty / self.loss if self.loss > 0 else (math.inf if self.penalty else 0.0)
 
@@ -90,20 +90,21 @@ class Guard:
                 f"lower bound. Lower the weight (now {weight:.3g}), start later (warmup=), bound "
                 'it with limit=, or use curvature="ggn", which is never negative for a convex loss.'
             )
-        if given and not self.warned_share and self.share > 1:
+        if given and not self.warned_share and self.penalty_over_loss > 1:
             self.warned_share = True
             warn(
-                f"seht: the penalty outgrows the loss (running mean {self.share:.3g} times its "
-                f"size). Lower the weight (now {weight:.3g}), start later (warmup=), or bound "
-                "the penalty with limit=, for example limit=0.5."
+                "seht: the penalty outgrows the loss (running mean "
+                f"{self.penalty_over_loss:.3g} times its size). Lower the weight (now "
+                f"{weight:.3g}), start later (warmup=), or bound the penalty with limit=, "
+                "for example limit=0.5."
             )
         faint = steady and self.count >= _PATIENCE and 0 < self.penalty < _FAINT * self.loss
         if faint and not self.warned_faint:
             self.warned_faint = True
             warn(
-                f"seht: the penalty is {self.share:.2g} of the loss, too little to do anything. "
-                f"Raise the weight (now {weight:.3g}), or let share=2, or weight='tuned' with "
-                "held-out data, find it."
+                f"seht: the penalty is {self.penalty_over_loss:.2g} of the loss, too little to do "
+                f"anything. Raise the weight (now {weight:.3g}), or let share=2, or weight='tuned' "
+                "with held-out data, find it."
             )
 
     def state(self) -> dict[str, float]:

@@ -51,7 +51,8 @@ class HessianTrace:
     few of them, and rarely later, the engine also checks its step size, with some six more passes.
 
     Without ``weight`` and ``share`` you get what the study found best (``docs/evidence``): the
-    Gauss-Newton trace, with a tuned weight if ``held_out`` is given here and a share of 2 if not.
+    Gauss-Newton trace, with a tuned weight if ``held_out`` is given (here, in the first call, or by
+    an adapter) and a share of 2 if not.
 
     This is a plain object, not an ``nn.Module``, so a model may hold it. It can be pickled and
     copied, and with its ``state_dict`` a resumed run draws the same probes.
@@ -93,7 +94,7 @@ class HessianTrace:
         accumulate: how many calls make up one optimiser step (gradient accumulation).
         limit: bound the penalty to this multiple of the loss: it is multiplied by the detached
             factor min(1, limit * |loss| / |penalty|).
-        held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` of held-out batches (a
+        held_out: tunes a weight that was not given: a pair ``(batches, loss_fn)`` of held-out batches (a
             ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its own.
         optimizer: for a share or a tuned weight with Adam and its relatives: gradients are then
             compared as the optimiser applies them, each entry divided by its root mean square.
@@ -136,7 +137,7 @@ class HessianTrace:
         **options: Any,
     ) -> None:
         functional.check_arguments(model, lambda: None)
-        weight, share, curvature = filled_in(weight, share, curvature, tuned=held_out is not None)
+        weight, curvature = filled_in(weight, curvature)
         functional.check_curvature(curvature)
         check_count("accumulate", accumulate, 1)
         if limit is not None and not (math.isfinite(limit) and limit > 0):
@@ -145,7 +146,7 @@ class HessianTrace:
             raise ValueError(unknown("on_nonfinite", on_nonfinite, ["raise", "skip"]))
         if params is not None and not callable(params) and not isinstance(params, str):
             params = tuple(params)  # a generator would be empty at the second step
-        way = make_weight(weight, share, follow)
+        way = make_weight(weight, share, follow, curvature)
         own, of_engine = functional.split_options(options)
         named = [*inspect.signature(HessianTrace).parameters][1:-1]  # no model, no **options
         probed = estimators.make(estimator, own, [*named, *engine_options()])
@@ -181,8 +182,8 @@ class HessianTrace:
             closure: computes the loss, a scalar or ``(scalar, aux)``.
             on: takes the trace of this closure instead, say the loss on a quarter of the batch,
                 which is cheaper. It runs on penalised steps only and moves no buffer.
-            held_out: for ``weight="tuned"``, computes the loss on examples that are not trained
-                on. It runs on the steps that adjust the weight, and moves neither buffers nor
+            held_out: tunes a weight that was not given: computes the loss on examples that are not
+                trained on. It runs on the steps that adjust the weight, and moves neither buffers nor
                 random state.
         """
         with self._course.whole() as undo:

@@ -141,7 +141,8 @@ def test_a_loss_that_is_summed_over_the_accumulated_batches(tmp_path, options):
     assert [row["seht/trace"] for row in logged] == [
         r.trace for r in trainer.records[1::ACCUMULATE] if r.trace is not None
     ]
-    assert {"seht/loss", "seht/share", "seht/penalty"} <= trainer.state.log_history[0].keys()
+    names = {"seht/loss", "seht/penalty_over_loss", "seht/penalty"}
+    assert names <= trainer.state.log_history[0].keys()
     before = penalty.state_dict()
     assert "seht/trace" not in trainer.evaluate()  # under no_grad, and no step of the penalty's
     assert penalty.state_dict() == before

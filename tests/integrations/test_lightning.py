@@ -59,10 +59,10 @@ class Memory(Logger):
         pass
 
 
-def trainer_of(tmp_path, **options):
+def trainer_of(tmp_path, callbacks=None, **options):
     options = {"max_epochs": runs.EPOCHS, "logger": False, **options}
     return L.Trainer(
-        accelerator="cpu", callbacks=[SehtCallback()], gradient_clip_val=runs.CLIP,
+        accelerator="cpu", callbacks=callbacks or [SehtCallback()], gradient_clip_val=runs.CLIP,
         accumulate_grad_batches=runs.ACCUMULATE, default_root_dir=tmp_path, log_every_n_steps=1,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         **options,
@@ -84,7 +84,8 @@ def test_as_by_hand(tmp_path, curvature):
     assert logged == pytest.approx(
         [r.trace for r in records[1 :: runs.ACCUMULATE] if r.trace is not None]
     )
-    assert {"seht/loss", "seht/penalty", "seht/share", "seht/weight"} <= logger.rows[0].keys()
+    names = {"seht/loss", "seht/penalty", "seht/penalty_over_loss", "seht/weight"}
+    assert names <= logger.rows[0].keys()
 
 
 @pytest.mark.supports("Lightning Trainer, resumed", section="frameworks", engine="difference")
@@ -99,6 +100,33 @@ def test_resumed(tmp_path):
     second.fit(model, runs.loader(), ckpt_path=tmp_path / "half.ckpt")
     runs.assert_same(model.net.state_dict(), truth)
     assert model.records == records[len(records) // runs.EPOCHS :]
+
+
+class Saves(L.Callback):
+    """After the fourth epoch, in which the weight is tuned already."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 3:
+            trainer.save_checkpoint(self.path)
+
+
+def test_resumed_with_held_out_batches(tmp_path):
+    """Lightning loads the penalty before the callback has brought them: the next one is next."""
+    held_out = (runs.loader(), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+    path, found = tmp_path / "half.ckpt", []
+    for checkpoint in (None, path):
+        model = Module(weight=None, warmup=0)
+        callbacks = [SehtCallback(held_out=held_out), Saves(path)]
+        trainer = trainer_of(tmp_path, callbacks, max_epochs=6)
+        trainer.fit(model, runs.loader(), ckpt_path=checkpoint)
+        found.append((model.penalty.state_dict()["strength"], model.net.state_dict()))
+    (whole, weights), (again, others) = found
+    assert whole["kind"] == "tuned" and whole["read"] == 10
+    assert str(whole) == str(again)
+    runs.assert_same(others, weights)
 
 
 def test_a_checkpoint_without_a_penalty(tmp_path):

@@ -18,22 +18,24 @@ def test_every_kind_of_step():
     penalty(closure_of(model))
     plain = log_values(penalty)
     assert plain == {
-        "seht/loss": penalty.last.loss, "seht/penalty": 0.0, "seht/share": 0.0, "seht/weight": 0.0
+        "seht/loss": penalty.last.loss, "seht/penalty": 0.0, "seht/penalty_over_loss": 0.0,
+        "seht/weight": 0.0,
     }  # fmt: skip
     penalty(closure_of(model))
     values, last = log_values(penalty, ""), penalty.last
     assert values == {
         "loss": last.loss, "trace": last.trace, "penalty": last.penalty, "weight": 1e-3,
-        "error": last.error, "share": abs(last.penalty) / last.loss,
+        "error": last.error, "penalty_over_loss": abs(last.penalty) / last.loss,
     }  # fmt: skip
-    assert values["share"] > 0 and all(type(value) is float for value in values.values())
+    assert values["penalty_over_loss"] > 0
+    assert all(type(value) is float for value in values.values())
 
 
-def test_a_loss_of_zero_has_no_share():
+def test_nothing_is_divided_by_a_loss_of_zero():
     model = network()
     penalty = seht.HessianTrace(model, weight=1e-3, warmup=1)
     penalty(lambda: 0 * closure_of(model)())
-    assert "share" not in log_values(penalty, "")
+    assert "penalty_over_loss" not in log_values(penalty, "")
 
 
 def test_accumulation_is_compared():

@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import seht
 
 STEPS, EPOCHS = 8, 3
-OPTIONS = {"weight": seht.Tuning(gap=0.0), "curvature": "ggn", "warmup": 0.1, "seed": 0}
+SAID = {"weight": seht.Tuning(gap=0.0), "curvature": "ggn", "warmup": 0.1, "seed": 0}
+OPEN = {"warmup": 0.1, "seed": 0}
+"""Nothing is said of the weight: held-out data make it a tuned one."""
 generator = torch.Generator().manual_seed(0)
 X, Y = torch.randn(128, 5, generator=generator), torch.randint(0, 3, (128,), generator=generator)
 
@@ -38,12 +40,17 @@ def optimizer_of(model):
     return torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.0)
 
 
+@pytest.fixture(scope="module", params=[SAID, OPEN], ids=["said", "open"])
+def options(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def by_hand():
+def by_hand(options):
     model = network()
     optimizer = optimizer_of(model)
     penalty = seht.HessianTrace(
-        model, **OPTIONS, total_steps=EPOCHS * STEPS, optimizer=optimizer,
+        model, **{"weight": "tuned", **options}, total_steps=EPOCHS * STEPS, optimizer=optimizer,
         held_out=(loader(OTHERS), loss_fn),
     )  # fmt: skip
     for _ in range(EPOCHS):
@@ -51,11 +58,11 @@ def by_hand():
             optimizer.zero_grad()
             penalty(lambda: loss_fn(model, batch)).backward()
             optimizer.step()
-    assert len(set(penalty.path.weights)) > 2
+    assert len(set(penalty.path.weights)) > 2 or options is OPEN
     return penalty.path
 
 
-def test_lightning(by_hand, tmp_path):
+def test_lightning(by_hand, options, tmp_path):
     lightning = pytest.importorskip("lightning")
     from seht.integrations.lightning import SehtCallback
 
@@ -63,7 +70,7 @@ def test_lightning(by_hand, tmp_path):
         def __init__(self):
             super().__init__()
             self.net = network()
-            self.penalty = seht.HessianTrace(self.net, **OPTIONS)
+            self.penalty = seht.HessianTrace(self.net, **options)
 
         def training_step(self, batch):
             return self.penalty(lambda: loss_fn(self.net, batch))
@@ -81,12 +88,12 @@ def test_lightning(by_hand, tmp_path):
     assert module.penalty.path == by_hand
 
 
-def test_fabric(by_hand):
+def test_fabric(by_hand, options):
     runner = pytest.importorskip("lightning_fabric").Fabric(accelerator="cpu")
     model = network()
     model, optimizer = runner.setup(model, optimizer_of(model))
     penalty = seht.HessianTrace(
-        model, **OPTIONS, total_steps=EPOCHS * STEPS, optimizer=optimizer,
+        model, **options, total_steps=EPOCHS * STEPS, optimizer=optimizer,
         held_out=(runner.setup_dataloaders(loader(OTHERS)), loss_fn),
     )  # fmt: skip
     for _ in range(EPOCHS):
@@ -97,12 +104,12 @@ def test_fabric(by_hand):
     assert penalty.path == by_hand
 
 
-def test_accelerate(by_hand):
+def test_accelerate(by_hand, options):
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
     model = network()
     model, optimizer, others = accelerator.prepare(model, optimizer_of(model), loader(OTHERS))
     penalty = seht.HessianTrace(
-        model, **OPTIONS, total_steps=EPOCHS * STEPS, optimizer=optimizer,
+        model, **options, total_steps=EPOCHS * STEPS, optimizer=optimizer,
         held_out=(others, loss_fn),
     )  # fmt: skip
     for _ in range(EPOCHS):
@@ -113,7 +120,7 @@ def test_accelerate(by_hand):
     assert penalty.path == by_hand
 
 
-def test_hugging_face(by_hand, tmp_path):
+def test_hugging_face(by_hand, options, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from seht.integrations.huggingface import SehtTrainer
@@ -135,7 +142,7 @@ def test_hugging_face(by_hand, tmp_path):
         return [{"x": x, "labels": y} for x, y in zip(X[part], Y[part], strict=True)]
 
     model = Wrapped()
-    penalty = seht.HessianTrace(model, **OPTIONS, boundary="net")
+    penalty = seht.HessianTrace(model, **options, boundary="net")
     args = transformers.TrainingArguments(
         output_dir=str(tmp_path), num_train_epochs=EPOCHS, per_device_train_batch_size=8,
         per_device_eval_batch_size=8, learning_rate=3e-3, lr_scheduler_type="constant",

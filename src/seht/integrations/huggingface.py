@@ -69,8 +69,9 @@ class SehtMixin:
 
     Args:
         penalty: the :class:`seht.HessianTrace` of the model that is trained.
-        held_out: for ``weight="tuned"``, a dataset of examples that are neither trained on nor used
-            to judge the model. It is batched like an evaluation set, and the loss is the Trainer's.
+        held_out: tunes a weight that was not given: a dataset of examples that are neither trained
+            on nor used to judge the model. It is batched like an evaluation set, and the loss is
+            the Trainer's.
     """
 
     def __init__(

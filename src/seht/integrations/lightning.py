@@ -53,8 +53,8 @@ class SehtCallback(Callback):
     Args:
         attribute: the attribute of the LightningModule that holds the penalty.
         prefix: put before each name in the logger.
-        held_out: for ``weight="tuned"``, a pair ``(batches, loss_fn)`` with ``loss_fn(model,
-            batch)``; the batches are moved to the training's device.
+        held_out: tunes a weight that was not given: a pair ``(batches, loss_fn)`` with
+            ``loss_fn(model, batch)``; the batches are moved to the training's device.
     """
 
     def __init__(

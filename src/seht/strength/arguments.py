@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seht.guards import warn
+from seht.strength.open_weight import OpenWeight
 from seht.strength.path import WeightPath
 from seht.strength.share_weight import SHARE, ShareWeight
 from seht.strength.tuned_weight import TunedWeight
@@ -30,25 +31,20 @@ def _warn_of_share(name: str, share: float) -> None:
         )
 
 
-def filled_in(
-    weight: Any, share: float | None, curvature: str | None, *, tuned: bool
-) -> tuple[Any, float | None, str]:
-    """Weight, share and curvature, where some of them were left out; ``tuned``: there are held-out
-    data to tune the weight with.
-    """
-    if weight is None and share is None and curvature != "hessian":
-        curvature = "ggn"
-        weight, share = ("tuned", None) if tuned else (None, SHARE)
+def filled_in(weight: Any, curvature: str | None) -> tuple[Any, str]:
+    """The weight, and the curvature where none was said."""
     weight = WeightPath.of(weight) if isinstance(weight, Mapping) else weight
     if curvature is None and isinstance(weight, WeightPath):
         curvature = weight.curvature  # another trace would have another weight
-    if curvature is None and (share is not None or isinstance(weight, (str, Tuning))):
+    if curvature is None and (weight is None or isinstance(weight, (str, Tuning))):
         curvature = "ggn"  # what every trial of shares and of the rule was made with
-    return weight, share, "hessian" if curvature is None else curvature
+    return weight, "hessian" if curvature is None else curvature
 
 
-def make_weight(weight: Any, share: float | None, follow: bool) -> Weight:
+def make_weight(weight: Any, share: float | None, follow: bool, curvature: str) -> Weight:
     """The way that the user's arguments ask for."""
+    if weight is None and share is None and curvature == "ggn":
+        return ShareWeight(SHARE, follow=True) if follow else OpenWeight()
     if share is not None:
         if weight is not None:
             raise ValueError("give weight= or share=, not both: a share is how a weight is found")

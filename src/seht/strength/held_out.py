@@ -32,13 +32,17 @@ class HeldOutBatches:
     def __init__(self, batches: Iterable[Any], loss_fn: LossFn) -> None:
         self._batches, self._loss_fn = batches, loss_fn
         self._iterator: Iterator[Any] | None = None
-        self._read = 0
-        """Batches read so far, of all rounds."""
+        self.read = self._behind = 0
+        """Batches read so far, of all rounds; and those to pass over first."""
 
     def closure(self, model: nn.Module) -> Closure:
         """The loss on the next batch."""
         with RandomState(model.parameters()).all_kept():
+            while self._behind:
+                self._next()
+                self._behind -= 1
             batch = self._next()
+        self.read += 1
         return lambda: self._loss_fn(model, batch)
 
     def _next(self) -> Any:
@@ -46,29 +50,19 @@ class HeldOutBatches:
             if self._iterator is None:
                 self._iterator = iter(self._batches)
             try:
-                batch = next(self._iterator)
+                return next(self._iterator)
             except StopIteration:
                 self._iterator = None
-                continue
-            self._read += 1
-            return batch
         raise ValueError(
             "the held-out batches have run out: the iterable gives none when it is begun again; "
             "pass a DataLoader or a list, not an iterator or a generator"
         )
 
-    def state(self) -> int:
-        """How many batches were read."""
-        return self._read
-
-    def load_state(self, read: int, model: nn.Module) -> None:
+    def go_on(self, read: int) -> None:
         """Continue after this many batches, if the iterable yields the same ones in each round."""
-        self._iterator, self._read = None, 0
         length = len(self._batches) if isinstance(self._batches, Sized) else 0
-        with RandomState(model.parameters()).all_kept():
-            for _ in range(read % length if length else 0):
-                self._next()
-        self._read = read
+        self._iterator, self.read = None, read
+        self._behind = read % length if length else 0
 
 
 def source(held_out: Any) -> Closure | HeldOutBatches:

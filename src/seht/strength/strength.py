@@ -11,10 +11,12 @@ from torch import nn
 
 from seht.distributed import Ranks
 from seht.strength import held_out as held
+from seht.strength.open_weight import OpenWeight
 from seht.strength.products import Preconditioner, Vector, trainable, vector
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.tuned_weight import TunedWeight
+from seht.strength.tuning import Tuning
 from seht.strength.weight import Weight
 from seht.task import Closure, Estimate, Task
 from seht.tensors.graph import quiet
@@ -61,13 +63,18 @@ class Strength:
         self._place: int | None = None
         """For a sharded model: the rank whose parts of the averaged gradients are kept here."""
         self._held_out: Closure | held.HeldOutBatches | None = None
+        self._read = 0
+        """Held-out batches that a state speaks of, for those that a framework brings later."""
         self.equip(held_out, optimizer)
 
     def equip(self, held_out: Any, optimizer: torch.optim.Optimizer | None) -> None:
         """Add held-out data and the optimiser, unless there are some already."""
         if held_out is not None:
-            self._refuse_held_out()
-            self._held_out = self._held_out or held.source(held_out)
+            source = held.source(held_out)
+            self.weight = self.weight.with_held_out()
+            if self._held_out is None:
+                self._held_out = source
+                self._go_on_reading()
         if optimizer is not None and not hasattr(optimizer, "param_groups"):
             raise TypeError(
                 f"optimizer must be the training's optimiser, as in optimizer=optimizer, "
@@ -75,22 +82,17 @@ class Strength:
             )
         self._optimizer = self._optimizer or optimizer
 
-    @property
-    def tuned(self) -> bool:
-        """Whether it needs held-out data."""
-        return isinstance(self.weight, TunedWeight)
-
     def dose(
         self, model: nn.Module, step: int, closure: Closure, given: Any = None, *, last: bool
     ) -> Dose:
         """What to do in the next call; ``last`` if it is the last of an accumulated step."""
         if given is not None:
-            self._refuse_held_out()
             if given is closure:
                 raise ValueError(
                     "held_out is the training closure itself, which always favours a weight of 0; "
                     "compute the loss on examples that are not trained on"
                 )
+            self.weight = self.weight.with_held_out()
         base = self.weight.at(step, self.schedule)
         due = self.schedule.due(step)
         if due:
@@ -111,12 +113,9 @@ class Strength:
         fixed = self.weight.kind == "given"
         return Dose(self.schedule.weight(base, step), base, most, look, steady, fixed, chosen)
 
-    def _refuse_held_out(self) -> None:
-        if not self.tuned:
-            raise ValueError(
-                "held_out= is for weight='tuned', and this penalty has a weight or share of its "
-                "own; make it with weight='tuned', or leave held_out= out"
-            )
+    def _go_on_reading(self) -> None:
+        if isinstance(self._held_out, held.HeldOutBatches):
+            self._held_out.go_on(self._read)
 
     def look(
         self,
@@ -150,15 +149,21 @@ class Strength:
 
     def back(self) -> Callable[[], None]:
         """The way back to what is known now."""
-        return self.weight.back()
+        weight, inside = self.weight, self.weight.back()
+
+        def back() -> None:
+            inside()
+            self.weight = weight
+
+        return back
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
         batches = self._held_out
-        read = batches.state() if isinstance(batches, held.HeldOutBatches) else 0
+        read = batches.read if isinstance(batches, held.HeldOutBatches) else self._read
         return {**self.weight.state(), "read": read, "place": self._place}
 
-    def load_state(self, state: dict[str, Any], model: nn.Module, ranks: Ranks) -> None:
+    def load_state(self, state: dict[str, Any], ranks: Ranks) -> None:
         """Take over what :meth:`state` returned."""
         place = state.get("place")
         if place is not None and state.get("loss") and place != ranks.place():
@@ -166,10 +171,12 @@ class Strength:
                 f"this state was saved by rank {place} while the share was measured on its shards; "
                 "save and load the penalty's state on every rank until penalty.last.weight is known"
             )
-        self.weight.load_state(state)
-        self._place = place
-        if isinstance(self._held_out, held.HeldOutBatches):
-            self._held_out.load_state(int(state["read"]), model)
+        weight = self.weight
+        if isinstance(weight, OpenWeight) and state.get("kind") == TunedWeight.kind:
+            weight = TunedWeight(Tuning())  # the held-out data come later, as they did before
+        weight.load_state(state)
+        self.weight, self._place, self._read = weight, place, int(state["read"])
+        self._go_on_reading()
 
 
 def _gradient(value: torch.Tensor, weights: dict[str, nn.Parameter]) -> Vector:

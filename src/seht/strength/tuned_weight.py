@@ -13,6 +13,7 @@ from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
 from seht.strength.tuning import Position, Tuning
+from seht.strength.weight import Weight
 
 _POINTS = 2000
 """A path with more points than this is thinned out."""
@@ -37,6 +38,10 @@ class TunedWeight(ShareWeight):
             return 0.0
         share = self._position.share(self._tuning)
         return share * self._gap.factor(self._tuning.gap) * self._unit
+
+    def with_held_out(self) -> Weight:
+        """What it needs."""
+        return self
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:
         """Loss and trace until the start is known, then trace and held-out loss."""

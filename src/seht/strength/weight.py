@@ -55,6 +55,13 @@ class Weight:
                 "total_steps=."
             )
 
+    def with_held_out(self) -> Weight:
+        """What it is where held-out data are given; most ways have no use for them."""
+        raise ValueError(
+            "held_out= is for weight='tuned', and this penalty has a weight or share of its own; "
+            "leave weight= and share= out, or held_out="
+        )
+
     def charged(self, trace: float) -> None:
         """Note the size of a finite trace that was estimated."""
         if self.calm is not None:

@@ -1,8 +1,11 @@
 """What `make dist` builds installs into an empty environment, and works there."""
 
+import email
 import importlib.util
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +29,63 @@ def run(*command, **options):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def described():
+    """What setup.py makes of a text."""
+    pytest.importorskip("setuptools")
+    return runpy.run_path(str(ROOT / "setup.py"))["described"]
+
+
+def test_links_lead_somewhere_on_a_package_index(described):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    whole = described(readme, "https://example.org/us/seht", "1.2")
+    links = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", whole)
+    assert len(links) > 30
+    for link in map("".join, links):
+        assert link.startswith("https://"), link
+        path = link.removeprefix("https://example.org/us/seht/")
+        if path != link:
+            kind, tag, target = path.split("/", 2)
+            picture = target.endswith(".svg")
+            assert (kind, tag) == ("raw" if picture else "blob", "v1.2")
+            assert (ROOT / target).is_file(), target
+    assert whole.count("/raw/v1.2/docs/images/") == 2
+
+
+def test_without_an_address_words_stand_alone(described):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    bare = described(readme, "", "1.2")
+    assert set(re.findall(r"\]\(([^)]+)\)", bare)) == {"https://arxiv.org/abs/2208.05924"}
+    assert "<img" not in bare and "![" not in bare
+    assert "what is supported" in bare and bare.startswith("Labels are partly wrong")
+    assert re.findall("```.*?```", bare, re.DOTALL) == re.findall("```.*?```", readme, re.DOTALL)
+
+
+@pytest.mark.parametrize("address", ["https://example.org/us/seht", ""], ids=["address", "none"])
+def test_the_metadata_of_a_build(tmp_path, address):
+    """As the build backend writes them, of a package with one file."""
+    pytest.importorskip("setuptools", minversion="77")  # what pyproject.toml asks for
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    package = tmp_path / "src" / "seht"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    code = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('.')"
+    run(sys.executable, "-c", code, cwd=tmp_path, env=surroundings() | {"REPO_URL": address})
+    [found] = tmp_path.glob("*.dist-info/METADATA")
+    said = email.message_from_string(found.read_text("utf-8"))
+    import seht
+
+    assert said["Version"] == seht.__version__
+    assert said["Description-Content-Type"] == "text/markdown"
+    urls = said.get_all("Project-URL", [])
+    assert (f"Source, {address}" in urls) == bool(address) == bool(urls)
+    text = said.get_payload()
+    assert "## Ten lines" in text and "](docs/" not in text
+    page = f"{address}/blob/v{seht.__version__}/docs/support.md"
+    assert (f"[what is supported]({page})" in text) == bool(address)
 
 
 @pytest.fixture(scope="module")

@@ -94,8 +94,9 @@ class HessianTrace:
         accumulate: how many calls make up one optimiser step (gradient accumulation).
         limit: bound the penalty to this multiple of the loss: it is multiplied by the detached
             factor min(1, limit * |loss| / |penalty|).
-        held_out: tunes a weight that was not given: a pair ``(batches, loss_fn)`` of held-out batches (a
-            ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its own.
+        held_out: tunes a weight that was not given: a pair ``(batches, loss_fn)`` of held-out
+            batches (a ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its
+            own.
         optimizer: for a share or a tuned weight with Adam and its relatives: gradients are then
             compared as the optimiser applies them, each entry divided by its root mean square.
         engine: ``"difference"`` (what ``"auto"`` takes) or ``"autograd"``, see
@@ -183,8 +184,8 @@ class HessianTrace:
             on: takes the trace of this closure instead, say the loss on a quarter of the batch,
                 which is cheaper. It runs on penalised steps only and moves no buffer.
             held_out: tunes a weight that was not given: computes the loss on examples that are not
-                trained on. It runs on the steps that adjust the weight, and moves neither buffers nor
-                random state.
+                trained on. It runs on the steps that adjust the weight, and moves neither buffers
+                nor random state.
         """
         with self._course.whole() as undo:
             step = self._course.step(closure, on, undo, lean=False, held_out=held_out)

@@ -35,7 +35,8 @@ def brief(name):
     made = recipe(name)
     text = made.task == "text"
     narrow = NARROW if made.task in ("image", "table", "series") else {}
-    return override(made, {**BRIEF, **(TEXT if text else FEW), **narrow})
+    own = {"data.file": f"{name}.npz"} if name.startswith("own-") else {}
+    return override(made, {**BRIEF, **(TEXT if text else FEW), **narrow, **own})
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,9 @@ def stand_ins(tmp_path_factory):
             pixels = draw.integers(256, size=(24 if name == "cifar10" else 120, 3072), dtype="u1")
             content = {b"data": pixels, labels: [i % 10 for i in range(len(pixels))]}
             path.write_bytes(pickle.dumps(content, protocol=3))
+    for name, shape in {"table": (5,), "series": (2, 8), "images": (3, 8, 8)}.items():
+        y = np.arange(60) % 3
+        np.savez(top / f"own-{name}.npz", x=draw.normal(size=(60, *shape)), y=y)
     return top
 
 

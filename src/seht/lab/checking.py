@@ -75,6 +75,8 @@ def check(recipe: Recipe) -> None:
             "some examples out, or choose another schedule"
         )
     _check_data(recipe)
+    if data.file is not None and not data.name.startswith("own-"):
+        raise ValueError("data.file belongs to own-table, own-series and own-images; choose one")
 
 
 def _check_data(recipe: Recipe) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = {
-    "image": ("cifar10", "cifar100", "digits"),
-    "table": ("cancer",),
-    "series": ("italy-power",),
+    "image": ("cifar10", "cifar100", "digits", "own-images"),
+    "table": ("cancer", "own-table"),
+    "series": ("italy-power", "own-series"),
     "features": ("cifar10-lite0",),
     "text": ("wikitext2", "pydocs"),
 }
@@ -32,7 +32,8 @@ class DataConfig:
 
     name: str
     """cifar10, cifar100, digits (images); cancer (table); italy-power (series);
-    cifar10-lite0 (features of a pretrained network); wikitext2, pydocs (text)."""
+    cifar10-lite0 (features of a pretrained network); wikitext2, pydocs (text); own-images,
+    own-table, own-series (yours)."""
     size: int | None = None
     """Number of training examples, drawn with the run's seed; for text, of tokens from its start.
     ``None``: all of them."""
@@ -60,6 +61,11 @@ class DataConfig:
     """Text: the length of a batch in tokens."""
     vocabulary: int | None = None
     """Text: keep this many of the most frequent words; the others become ``<unk>``."""
+    file: str | None = None
+    """Your own data: a NumPy file with the arrays x and y, and x_test and y_test if you have a test
+    set."""
+    seal: str | None = None
+    """The checksum of your file, filled in by the command."""
 
 
 @dataclass(frozen=True)

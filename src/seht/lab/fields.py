@@ -32,6 +32,7 @@ _LATER = frozenset(
         "robustness",
         "curve",
         *(f"data.{name}" for name in ("within", "balanced", "noise", "noise_kind", "average")),
+        *("data.file", "data.seal"),
         *(f"optim.{name}" for name in ("name", "beta2", "eps")),
         "model.heads",
     }

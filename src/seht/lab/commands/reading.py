@@ -26,6 +26,7 @@ def read(make: Callable[[], Any]) -> Any:
 def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Recipe:
     """The recipe of that name, with the fields that were given."""
     from seht.lab import recipes
+    from seht.lab.data.own import sealed
 
     recipe = recipes.recipe(name or arguments.recipe)
     given = {
@@ -33,7 +34,8 @@ def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Rec
         for key, value in vars(arguments).items()
         if key.startswith("field:") and value is not None
     }
-    return recipes.override(recipe, given | dict(_settings(arguments)))
+    made = recipes.override(recipe, given | dict(_settings(arguments)))
+    return sealed(made, arguments.data_dir)
 
 
 _INTERNAL = frozenset({"argv", "command", "extra", "extras", "recipe", "rest", "run", "version"})

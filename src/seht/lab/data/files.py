@@ -50,6 +50,16 @@ def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str,
     return _below(cache(), source)
 
 
+def named(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """A file of the user's own; also looked for in the current directory."""
+    places = [*_places(data_dir), Path()]
+    found = [place / name for place in places if (place / name).is_file()]
+    if not found:
+        looked = ", ".join(str(place.absolute()) for place in places)
+        raise DataError(f"{name} is not in {looked}; name its directory in --data-dir")
+    return found[0]
+
+
 def cache() -> Path:
     """Where fetched files are kept: ``seht`` in the user's cache directory."""
     import pooch

@@ -28,7 +28,7 @@ def _cancer() -> Labelled:
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
-    return _divided(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y))
+    return divided(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), POOL)
 
 
 @functools.lru_cache(maxsize=1)
@@ -42,7 +42,8 @@ def _italy_power() -> Labelled:
     (package,) = importlib.util.find_spec("aeon").submodule_search_locations  # type: ignore
     folder = Path(package, "datasets", "data", "ItalyPowerDemand")
     parts = [_series(folder / f"ItalyPowerDemand_{part}.ts") for part in ("TRAIN", "TEST")]
-    return _divided(*(torch.cat(both) for both in zip(*parts, strict=True)))
+    x, y = (torch.cat(both) for both in zip(*parts, strict=True))
+    return divided(x, y, POOL)
 
 
 def _series(path: Path) -> tuple[Tensor, Tensor]:
@@ -60,15 +61,21 @@ def _series(path: Path) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _divided(x: Tensor, y: Tensor) -> Labelled:
-    """Split off the test set, the same for every seed, and scale by the other examples."""
+def divided(x: Tensor, y: Tensor, pool: int, white: int = 1) -> Labelled:
+    """Split off the test set, the same for every seed: all but ``pool`` examples."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    pool, test = order[:POOL], order[POOL:]
-    values = x[pool].double().transpose(0, 1).flatten(1)  # channels, or columns
+    ours, test = order[:pool], order[pool:]
+    return scaled(x[ours], y[ours], x[test], y[test], white)
+
+
+def scaled(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, white: int = 1) -> Labelled:
+    """Scale by the examples that are not the test set; a constant column is only shifted."""
+    values = x.double().transpose(0, 1).flatten(1) / white  # channels, or columns
+    std = values.std(1)
     return Labelled(
-        *(x[pool], y[pool], x[test], y[test]),
-        classes=int(y.max()) + 1,
-        white=1,
+        *(x, y, x_test, y_test),
+        classes=int(torch.cat([y, y_test]).max()) + 1,
+        white=white,
         mean=tuple(values.mean(1).tolist()),
-        std=tuple(values.std(1).tolist()),
+        std=tuple(std.where(std > 0, 1.0).tolist()),
     )

@@ -92,4 +92,6 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
         return resnet18(**options)
     if config.name == "wrn":
         return WideResNet(config.depth, config.factor, **options)
+    if len(set(sides)) > 1:
+        raise ValueError("the cnn takes square images; --model.name resnet18 takes any")
     return CNN(size=sides[0], dims=len(sides), **options)

@@ -27,6 +27,7 @@ from seht.lab.recipes.noisy import (
     italy_power_noisy,
 )
 from seht.lab.recipes.other import cancer, italy_power
+from seht.lab.recipes.own import own_images, own_series, own_table
 from seht.lab.recipes.paper import cifar10, cifar100, wikitext2_gru, wikitext2_lstm
 from seht.lab.recipes.small import (
     cifar10_small,
@@ -73,6 +74,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "finetune": finetune,
     "pydocs": pydocs,
     "gpt-small": gpt_small,
+    "own-table": own_table,
+    "own-series": own_series,
+    "own-images": own_images,
 }
 """Every recipe by its name."""
 

@@ -1,0 +1,90 @@
+"""A user's own examples, out of a NumPy file: ``x`` and ``y``, and ``x_test`` and ``y_test``.
+
+Without the last two a fifth of the examples, the same for every seed, is the test set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seht.lab.config import DataConfig, Recipe
+from seht.lab.data import files
+from seht.lab.data.examples import Labelled
+from seht.lab.data.files import DataError
+from seht.lab.data.tables import divided, scaled
+
+_SHAPES = {
+    "own-table": ("examples", "columns"),
+    "own-series": ("examples", "channels", "length"),
+    "own-images": ("examples", "channels", "height", "width"),
+}
+
+
+def sealed(recipe: Recipe, data_dir: Any = None) -> Recipe:
+    """The recipe with the checksum of its file in it: with another file it is another run."""
+    if recipe.data.file is None:
+        return recipe
+    seal = _found(recipe.data, data_dir)[1]
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, seal=seal))
+
+
+def own(data: DataConfig, data_dir: Any = None) -> Labelled:
+    """What is in the file, read once per process."""
+    if data.file is None:
+        raise DataError(
+            f"{data.name} reads a file of yours, and none is named: --data.file mine.npz, which "
+            "numpy.savez('mine.npz', x=x, y=y) writes"
+        )
+    return _read(*_found(data, data_dir), data.name)
+
+
+def _found(data: DataConfig, data_dir: Any) -> tuple[Path, str]:
+    path = files.named(str(data.file), data_dir)
+    seal = files.digest(path, "sha256")
+    if data.seal not in (None, seal):
+        raise DataError(f"{path} is not the file of data.seal; put that one back, or leave it out")
+    return path, seal
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, _seal: str, name: str) -> Labelled:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays: dict[str, Any] = dict(file)
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is no file of arrays; numpy.savez writes one") from error
+    parts = ("", "_test") if "x_test" in arrays else ("",)
+    if {f"{letter}{part}" for letter in "xy" for part in parts} != arrays.keys():
+        raise DataError(f"{path} must have x and y, or x_test and y_test too, not {[*arrays]}")
+    shape, first = _SHAPES[name], arrays["x"]
+    for part in parts:
+        x, y = arrays[f"x{part}"], arrays[f"y{part}"]
+        if x.ndim != len(shape) or x.shape[1:] != first.shape[1:] or not x.size:
+            raise DataError(f"x{part} in {path} must be ({', '.join(shape)}), not {x.shape}")
+        if x.dtype != first.dtype:  # pixels and fractions would look alike
+            raise DataError(f"x{part} in {path} must be {first.dtype} as x is, not {x.dtype}")
+        if x.dtype.kind not in "buif" or not np.isfinite(x).all():
+            raise DataError(f"x{part} in {path} must be finite numbers; fill or drop the others")
+        if y.shape != x.shape[:1] or (y.dtype.kind == "f" and not np.isfinite(y).all()):
+            raise DataError(f"y{part} in {path} must be {len(x)} labels, not {y.shape}")
+    classes, y = np.unique(np.concatenate([arrays[f"y{p}"] for p in parts]), return_inverse=True)
+    if not 2 <= len(classes) <= len(y) / 2:
+        raise DataError(
+            f"y in {path} must be classes, and has {len(classes)} values in {len(y)} examples; "
+            "make a few classes of a quantity"
+        )
+    pixels = name == "own-images" and first.dtype == np.uint8
+    dtype, white = (np.uint8, 255) if pixels else (np.float32, 1)
+    xs = [torch.from_numpy(arrays[f"x{part}"].astype(dtype)) for part in parts]
+    ys = torch.as_tensor(y).split([len(x) for x in xs])
+    if len(xs) == 2:
+        return scaled(xs[0], ys[0], xs[1], ys[1], white)
+    return divided(xs[0], ys[0], len(y) - len(y) // 5, white)

@@ -156,4 +156,4 @@ def test_a_table_to_fill(tmp_path, monkeypatch, capsys):
     assert "seht-h(weight=tuned)" in capsys.readouterr().out
     page = (tmp_path / "out" / "report.html").read_text()
     assert "--data.file mine.npz" in page
-    assert main(["measure", "out/runs/seht-h/seed-0", "--replicates", "2"]) == 0
+    assert main(["measure", "out/runs/seht-h/seed-0", "--probes", "2"]) == 0

@@ -57,6 +57,8 @@ def there(place):
         (["bench", "--fast", "--plot", "plot.png"], "lab"),
         ([*OWN, "--what", "eigenvalues"], "measure"),
         ([*OWN, "--html", "page.html"], "measure"),
+        ([*OWN, "--what", "all"], "measure"),
+        (["doctor", "mine:example", "--html", "page.html"], "measure"),
         (["measure", "compared/runs/mixup/seed-0"], "lab"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
@@ -88,6 +90,16 @@ def test_one_missing_package_is_named_before_anything_runs(place, package):
         rf"seht: error: seht compare needs .*{package}.*: pip install 'seht\[lab\]'\n", done.stderr
     )
     assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize("extra", ["lightning", "huggingface"])
+def test_an_adapter_names_its_extra(place, extra):
+    without = {"lightning", "pytorch_lightning", "transformers", "accelerate"}
+    done = bare.run([], without, place, start=("-c", f"import seht.integrations.{extra}"))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"seht.errors.MissingExtraError: seht.integrations.{extra} needs ")
+    assert last.endswith(f"pip install 'seht[{extra}]'")
 
 
 def test_what_needs_no_extra_works_without_any(place):

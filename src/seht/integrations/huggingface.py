@@ -10,6 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from seht.extras import need
+
+need("huggingface", "seht.integrations.huggingface")
+# ruff: noqa: E402
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from seht.extras import need
 from seht.integrations import check_accumulation, log_values
 from seht.penalty import HessianTrace
 
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
 else:
     try:
         from lightning.pytorch.callbacks import Callback
-    except ModuleNotFoundError:  # the same code under its older name
-        from pytorch_lightning.callbacks import Callback
+    except ModuleNotFoundError:
+        try:  # the same code under its older name
+            from pytorch_lightning.callbacks import Callback
+        except ModuleNotFoundError:
+            need("lightning", "seht.integrations.lightning")
+            raise
 
 
 class SehtCallback(Callback):

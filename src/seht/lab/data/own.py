@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zipfile
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 
@@ -59,7 +59,7 @@ def _read(path: Path, _seal: str, name: str) -> Labelled:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays: dict[str, Any] = dict(file)
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, BadZipFile) as error:
         raise DataError(f"{path} is no file of arrays; numpy.savez writes one") from error
     parts = ("", "_test") if "x_test" in arrays else ("",)
     if {f"{letter}{part}" for letter in "xy" for part in parts} != arrays.keys():

@@ -17,10 +17,11 @@ __all__ = ["check_accumulation", "log_values"]
 def log_values(penalty: HessianTrace, prefix: str = "seht/") -> dict[str, float]:
     """The numbers of the penalty's last call by name, for any logger; empty before the first call.
 
-    ``loss`` is the loss without the penalty, ``penalty`` what was added to it, 
+    ``loss`` is the loss without the penalty, ``penalty`` what was added to it,
     ``penalty_over_loss`` the absolute value of their ratio (``share=`` is another one, that of
     gradients) and ``weight`` the weight that was applied. ``trace`` is there on penalised steps
-    only, ``error`` (the relative numerical error of the trace's gradient) if the engine knows it. The call costs nothing.
+    only, ``error`` (the relative numerical error of the trace's gradient) if the engine knows it.
+    The call costs nothing.
 
     Args:
         penalty: the penalty.

@@ -8,6 +8,7 @@ from typing import Any
 
 from seht.errors import NonFiniteError
 from seht.strength.gap import Gap
+from seht.strength.lift import Lift
 from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
@@ -30,6 +31,7 @@ class TunedWeight(ShareWeight):
         self._tuning = tuning
         self._position = Position(math.log(tuning.home))
         self._gap = Gap()
+        self._lift = Lift()
         self._points: tuple[tuple[float, float], ...] = ()
 
     def at(self, step: int, schedule: Schedule) -> float:
@@ -71,7 +73,8 @@ class TunedWeight(ShareWeight):
         self._gap = self._gap.after(train, held_out)
         counts = self._gap.counts(self._tuning.gap)
         rate = self._tuning.rate(looks, left) if counts else 0.0
-        self._position = self._position.moved(cosine, rate, self._tuning)
+        self._lift = self._lift.after(self._gap.looks, self._gap.train, self._gap.held_out)
+        self._position = self._position.moved(cosine, rate, self._tuning, self._lift)
         self._note(step, schedule)
 
     def _note(self, step: int, schedule: Schedule) -> None:
@@ -93,6 +96,7 @@ class TunedWeight(ShareWeight):
         return super().state() | {
             "position": self._position.state(),
             "gap": self._gap.state(),
+            "lift": self._lift.state(),
             "points": [list(point) for point in self._points],
         }
 
@@ -101,6 +105,7 @@ class TunedWeight(ShareWeight):
         super().load_state(state)
         self._position = Position(**state["position"])
         self._gap = Gap(**state["gap"])
+        self._lift = Lift(**state["lift"])
         self._points = tuple((float(a), float(b)) for a, b in state["points"])
 
     def __repr__(self) -> str:

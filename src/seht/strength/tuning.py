@@ -14,6 +14,8 @@ What trials added to that:
 - the weight has an upper bound: the cosine does not see what the noise of single steps does, and
   without a bound the weight ran away on clean data (the gradient *after* the step does see it, but
   not the later benefit of a smaller trace, and let the weight fall while it was needed);
+- where the held-out loss rises in spite of the penalty the bound is too low, and is lifted
+  (:mod:`seht.strength.lift`);
 - the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
   above the training loss (:mod:`seht.strength.gap`);
 - late looks count less, because fewer steps are left for the weight to act: without that, the
@@ -24,6 +26,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+
+from seht.strength.lift import Lift
 
 _FIRST, _SECOND = 0.9, 0.99
 _FALLING = 0.5
@@ -62,7 +66,7 @@ class Tuning:
 
     Args:
         start: the share to begin with; at most ``most``.
-        most: the largest share.
+        most: the largest share, as long as the held-out loss does not rise again.
         least: the smallest share.
         travel: how far log(weight) would move if all looks of the training agreed.
         interval: penalised steps between two looks; by default a look comes every eighth step, and
@@ -72,6 +76,8 @@ class Tuning:
         gap: the weight applies in full if the training loss is this fraction of the held-out loss
             below it. At half of this gap or less only a fiftieth of it applies; 0 applies it from
             the start (:mod:`seht.strength.gap`).
+        beyond: how many times ``most`` the share may become while the held-out loss rises and the
+            training loss falls (:mod:`seht.strength.lift`); 1: never beyond ``most``.
     """
 
     start: float = 3.0
@@ -81,14 +87,19 @@ class Tuning:
     interval: int | None = None
     home: float = 3.0
     gap: float = 0.2
+    beyond: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("start", "most", "least", "travel", "home", "gap"):
+        for name in ("start", "most", "least", "travel", "home", "gap", "beyond"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{name} must be a number, not {value!r}")
             if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "gap"))):
                 raise ValueError(f"{name} must be positive and finite, not {value!r}")
+        if self.beyond < 1:
+            raise ValueError(
+                f"beyond must be 1 or more, not {self.beyond:g}; 1 keeps most= as it is"
+            )
         if not self.least <= self.home <= self.most:
             raise ValueError(
                 f"a tuned weight needs least <= home <= most, not {self.least:g}, "
@@ -127,7 +138,7 @@ class Position:
     first: float = 0.0
     second: float = 0.0
 
-    def moved(self, cosine: float, rate: float, tuning: Tuning) -> Position:
+    def moved(self, cosine: float, rate: float, tuning: Tuning, lift: Lift) -> Position:
         """The position after one more look."""
         looks = self.looks + 1
         first = _FIRST * self.first + (1 - _FIRST) * cosine
@@ -135,17 +146,21 @@ class Position:
         size = math.sqrt(second / (1 - _SECOND**looks))
         step = rate * first / (1 - _FIRST**looks) / size if size > 0 else 0.0
         step *= 1 if step > 0 else _FALLING
-        return Position(_bounded(self.log_share + step, tuning), looks, first, second)
+        top = math.log(tuning.most * (tuning.beyond if lift.lifted else 1))
+        if not lift.failed:  # a share that is beyond the bound by then stays: nothing jumps
+            top = max(top, self.log_share)
+        return Position(_bounded(self.log_share + step, tuning, top), looks, first, second)
 
     def share(self, tuning: Tuning) -> float:
         """The share now."""
         away = math.log(tuning.start / tuning.home) * max(0.0, 1 - self.looks / _LEAD)
-        return math.exp(_bounded(self.log_share + away, tuning))
+        top = max(math.log(tuning.most), self.log_share)
+        return math.exp(_bounded(self.log_share + away, tuning, top))
 
     def state(self) -> dict[str, float]:
         """Plain numbers."""
         return asdict(self)
 
 
-def _bounded(log_share: float, tuning: Tuning) -> float:
-    return min(max(log_share, math.log(tuning.least)), math.log(tuning.most))
+def _bounded(log_share: float, tuning: Tuning, top: float) -> float:
+    return min(max(log_share, math.log(tuning.least)), top)

@@ -1,4 +1,4 @@
-"""Several processes, one model: who they are, and what is different for the penalty.
+"""Several processes that train one model: the interface, and a file for each kind of wrapper.
 
 ``ranks.py`` is the interface, and one process alone; ``ddp.py`` (with ``detour.py``) and
 ``fsdp.py`` (with ``shards.py`` and ``fsdp_passes.py``) are the kinds of wrapper that we know. A new
@@ -17,11 +17,11 @@ from seht.distributed.ranks import LOCAL, Ranks
 __all__ = ["KINDS", "LOCAL", "Ranks", "ranks_of", "unwrapped"]
 
 KINDS: list[type[Ranks]] = [FSDPRanks, DDPRanks]
-"""The kinds of wrapper; the first that finds itself in a model is its."""
+"""The kinds of wrapper; the first whose ``find`` recognises a model is used for it."""
 
 
 def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:
-    """Who trains the model now; ``before`` is what the last call was told."""
+    """The processes that train the model now; ``before`` is what the last call got."""
     for kind in KINDS:
         found = kind.find(model, before)
         if found is not None:

@@ -44,7 +44,7 @@ class DDPRanks(Ranks):
 
     @classmethod
     def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
-        """In every process group: which wrapper holds the model may be seen in the closure only."""
+        """Ranks in every process group: only the closure may show which wrapper holds the model."""
         if not grouped():
             return None
         found = before if isinstance(before, DDPRanks) and before._lasts(model) else cls(model)
@@ -60,7 +60,7 @@ class DDPRanks(Ranks):
         return model
 
     def _lasts(self, model: nn.Module) -> bool:
-        """Whether model and group are the same, and not all of the wrappers have gone."""
+        """Whether model and group are the same, and some of the known wrappers still exist."""
         same = model is self._model and self._world() is dist.group.WORLD
         return same and bool(self.known or not self._known)
 
@@ -70,7 +70,7 @@ class DDPRanks(Ranks):
         return [ddp for ref in self._known if (ddp := ref()) is not None]
 
     def meet(self, wrappers: Iterable[DistributedDataParallel]) -> None:
-        """Remember those that hold weights of the model."""
+        """Remember the wrappers that hold weights of the model."""
         for ddp in wrappers:
             if self._holds(ddp) and not any(ddp is other for other in self.known):
                 self._known.append(weakref.ref(ddp))
@@ -105,7 +105,7 @@ class DDPRanks(Ranks):
         return [self.mean(part) for part in parts]
 
     def products(self, found: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-        """The ranks' average, for which all of them must be there."""
+        """The average over ranks, for which all of them must take part."""
         if self.known and not self._all_there():
             raise RuntimeError(
                 "share= and weight='tuned' take one weight for all ranks, and inside ddp.join() a "
@@ -114,7 +114,7 @@ class DDPRanks(Ranks):
         return super().products(found, leaves)
 
     def _all_there(self) -> list[DistributedDataParallel]:
-        """The known wrappers; none where ranks may run out of batches, and miss what we send."""
+        """The known wrappers; none inside ``join()``, where ranks may miss what we send."""
         known = self.known
         return [] if any(joins(ddp) for ddp in known) else known
 
@@ -176,15 +176,15 @@ class DDPRanks(Ranks):
     # --- calls --------------------------------------------------------------------------------
 
     def call(self, *, lean: bool) -> Detour:
-        """The way past the wrappers, those included that the closure will show us."""
+        """A detour past the wrappers, including those that only the closure shows."""
         return Detour(self.known, lean=lean, meet=self.meet)
 
     def aside(self) -> Detour:
-        """Past the wrappers, and without a word to their reducers."""
+        """A detour past the wrappers that leaves their reducers alone."""
         return Detour.local()
 
     def told(self, loss: Any) -> Any:
-        """Inside the forward pass of a wrapper its reducer hears of the backward pass now."""
+        """Inside a wrapper's forward pass, prepare its reducer for the backward pass now."""
         inside = active()
         return told(inside, loss) if inside is not None and self._holds(inside) else loss
 

@@ -1,4 +1,4 @@
-"""Past ``DistributedDataParallel``: the passes of a step run inside it, its reducer sees one.
+"""A detour past ``DistributedDataParallel``: all passes run the inner module, one is reduced.
 
 DDP prepares its reducer at the end of every forward pass for the backward pass that must follow,
 and that is one too many for each perturbed pass: with ``find_unused_parameters`` it fails, with
@@ -53,7 +53,7 @@ class Detour(PenaltyCall):
         self._lean = lean
         self._kind = kind
         self._meet = meet
-        """Who wants to hear which wrappers the closure called."""
+        """Called with the wrappers that the closure used."""
         self.called: list[DistributedDataParallel] = []
         self._synced: set[int] = set()
         self._outputs: list[Any] = []
@@ -62,7 +62,7 @@ class Detour(PenaltyCall):
 
     @classmethod
     def local(cls) -> Detour:
-        """Every pass stays on this rank, and no reducer hears of it."""
+        """Every pass stays on this rank, and no reducer is involved."""
         return cls(kind=_LOCAL)
 
     def __enter__(self) -> Detour:
@@ -91,7 +91,7 @@ class Detour(PenaltyCall):
                 self._synced.add(id(ddp))
 
     def forward(self, ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> Any:
-        """What takes the place of ``ddp.forward``."""
+        """The replacement of ``ddp.forward``."""
         first = not in_extra_run() and not any(ddp is known for known in self.called)
         if first:
             self.called.append(ddp)
@@ -119,7 +119,7 @@ class Detour(PenaltyCall):
             self._own += collectives() - started
 
     def checked(self, closure: Closure) -> Closure:
-        """The closure, with a look at what it does between ranks."""
+        """The closure, with a check of its communication between ranks."""
 
         def run() -> Any:
             before = collectives() - self._own
@@ -141,7 +141,7 @@ class Detour(PenaltyCall):
         return bool(self._known or self.called or active())
 
     def finish(self, result: Any) -> Any:
-        """Tell the reducers of the backward pass to come: ``result`` takes the outputs' place."""
+        """Prepare the reducers for the backward pass of ``result``, in place of the outputs."""
         wrappers = list(self.called) if self._kind == _PENALISED else []
         for ddp in self._passed_by(result):
             _refuse_settings(ddp)

@@ -37,7 +37,7 @@ class FSDPRanks(Ranks):
     def __init__(self, shards: Shards, agreed: bool = False) -> None:
         self.shards = shards
         self._agreed = agreed
-        """Whether the seed is the first rank's."""
+        """Whether all ranks use the first rank's seed already."""
 
     @classmethod
     def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
@@ -66,7 +66,7 @@ class FSDPRanks(Ranks):
     # --- refusals -----------------------------------------------------------------------------
 
     def need_whole(self, what: str) -> None:
-        """Nothing is whole here."""
+        """Refuse: the weights are sharded."""
         raise RuntimeError(
             f"the model is sharded by fully_shard, and {what} needs whole weights; run it on an "
             "unsharded copy (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
@@ -123,7 +123,7 @@ class FSDPRanks(Ranks):
 
     @contextmanager
     def estimating(self, weights: dict[str, Tensor]) -> Iterator[None]:
-        """FSDP forgets a pass that fails."""
+        """If the block fails, make FSDP forget the pass."""
         refuse_half(weights)
         self.shards.refuse_partial()
         with self.shards.cleaned():
@@ -137,12 +137,12 @@ class FSDPRanks(Ranks):
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """The mode must not see how weights are gathered."""
+        """Hide FSDP's gathering of weights from our modes."""
         with self.shards.cleaned(), self.shards.hidden():
             yield
 
     def passes(self, plan: Plan) -> Passes:
-        """Over the shards, with a graph that cannot be kept."""
+        """Passes over the shards, whose graphs cannot be kept."""
         with refuse_kept():
             centre = record(plan, self.shards.hidden)
         return ShardedPasses(plan, centre, self.shards)

@@ -1,6 +1,6 @@
-"""The interface of ranks: what the penalty and the engines ask of several processes.
+"""The interface of ranks: what the penalty and the engines need to know of other processes.
 
-They are given a :class:`Ranks`, ask it, and never ask which it is. As it stands it answers for one
+They use a :class:`Ranks` and never ask which kind it is. The class itself stands for one
 process alone; a kind of wrapper (``ddp.py``, ``fsdp.py``) overrides what is different there.
 """
 
@@ -23,12 +23,12 @@ from seht.tensors.graph import quiet
 
 
 def grouped() -> bool:
-    """Whether this process belongs to a group, without which there is no DDP."""
+    """Whether this process belongs to a process group; without one there is no DDP."""
     return dist.is_available() and dist.is_initialized()
 
 
 class PenaltyCall:
-    """One call of the penalty: what is to be done around it, before it and after it."""
+    """One call of the penalty: what to do before, around and after it."""
 
     def __enter__(self) -> PenaltyCall:
         return self
@@ -37,7 +37,7 @@ class PenaltyCall:
         """Nothing of the call stays."""
 
     def checked(self, closure: Closure) -> Closure:
-        """The closure, with a look at what it does between ranks."""
+        """The closure, with a check of its communication between ranks."""
         return closure
 
     def penalise(self) -> None:
@@ -68,7 +68,7 @@ class Ranks:
         return model
 
     def __reduce__(self) -> Any:
-        """Copies and pickles of a penalty find their own."""
+        """Copies and pickles of a penalty look for their ranks again."""
         return Ranks, ()
 
     # --- refusals -----------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Ranks:
     # --- numbers ------------------------------------------------------------------------------
 
     def agree(self, value: Any) -> Any:
-        """What the first rank has, on every rank."""
+        """The first rank's value, on every rank."""
         return value
 
     def mean(self, values: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Ranks:
         return self.mean(found.sum(1))
 
     def place(self) -> int | None:
-        """Which parts of the weights this rank has; None where it has them whole."""
+        """The number of the rank if it holds only a part of each weight; otherwise None."""
         return None
 
     def seed(self, seed: int, calls: int) -> int:
@@ -117,15 +117,15 @@ class Ranks:
         """The seed has been replaced by one on which so many ranks had agreed: ask again."""
 
     def number(self, call: int) -> int:
-        """The place of this rank's call among all those of the step: each has its own probes."""
+        """The number of this rank's call among all calls of the step, so that probes differ."""
         return call
 
     def noted(self, loss: Tensor) -> Tensor:
-        """What is recorded as the loss of a plain step."""
+        """The loss to record for a plain step."""
         return loss
 
     def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
-        """Raise here what another rank is about to raise: it would be waited for in vain."""
+        """Raise here what another rank is about to raise; otherwise this one would wait for it."""
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -138,13 +138,13 @@ class Ranks:
         return PenaltyCall()
 
     def told(self, loss: Any) -> Any:
-        """The loss, ready to be differentiated at once: a wrapped training step calls us."""
+        """The loss, ready for a backward pass inside a wrapped training step."""
         return loss
 
     # --- for the engines, and for looks at gradients ------------------------------------------
 
     def gradient(self, loss: Tensor, leaves: Sequence[Tensor]) -> Gradient:
-        """The gradient of a loss, past the users' hooks."""
+        """The gradient of a loss, without running users' hooks."""
         with quiet(leaves):
             return list(torch.autograd.grad(loss, leaves, allow_unused=True))
 

@@ -67,7 +67,7 @@ class Shards:
         return self.sum(values) / (factor or self.mesh.size())
 
     def share(self, tensor: Any) -> float:
-        """What this rank's part of a tensor counts in a sum over all ranks."""
+        """The weight of this rank's part of a tensor in a sum over all ranks."""
         if not is_dtensor(tensor):
             return 1 / self.mesh.size()
         sizes = [self.mesh.size(d) for d, p in enumerate(tensor.placements) if p.is_replicate()]
@@ -82,7 +82,7 @@ class Shards:
         return {id(p._unsharded_param): p.sharded_param for p in made}
 
     def reshard(self) -> None:
-        """Throw gathered copies away: the next use gathers the shards as they are then."""
+        """Free gathered copies, so that the next use gathers the present shards."""
         for module in self.modules:
             module.reshard()
 

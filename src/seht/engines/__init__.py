@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Engine(Protocol):
-    """Computes the estimate of a task."""
+    """Turns a task into an estimate."""
 
     name: str
     precision: str
@@ -55,7 +55,7 @@ class Engine(Protocol):
         """Take over what :meth:`state` returned."""
 
     def back(self) -> Callable[[], None]:
-        """The way back to what it knows now, for a step that fails."""
+        """A function that restores its present state, for a step that fails."""
 
 
 ENGINES: dict[str, type[AutogradEngine] | type[DifferenceEngine]] = {

@@ -70,7 +70,7 @@ WRONG = "use engine='difference', which needs first derivatives only"
 
 
 def refuse_per_sample(estimator: object) -> None:
-    """Per-sample probes are made by rules of the other engine."""
+    """Refuse SEHT-S: its probes are made by rules of the difference engine."""
     if isinstance(estimator, SehtS):
         raise ValueError(
             "estimator='seht-s' needs engine='difference' (or 'auto'): engine='autograd' has one "
@@ -91,7 +91,7 @@ class AutogradEngine:
     def estimate(
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
     ) -> Estimate:
-        """Loss and trace with one forward pass and nested gradients; the forms are one here."""
+        """Loss and trace with one forward pass and nested gradients; ``lean`` changes nothing."""
         refuse_scripted(task.modules, self.name)
         refuse_parallel(task.modules)
         refuse_compiled(task.model)
@@ -144,14 +144,14 @@ class AutogradEngine:
         """Nothing to remember."""
 
     def back(self) -> Callable[[], None]:
-        """Nothing to go back to."""
+        """Nothing to restore."""
         return lambda: None
 
 
 def _run(
     task: Task, precision: Precision, random: RandomState, *, again: bool = False
 ) -> tuple[Any, bool]:
-    """What the closure returns, and whether it asked for hooks; ``again`` it gets none."""
+    """What the closure returns, and whether it asked for hooks; with ``again`` hooks are off."""
     casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
     own = Generators(random, again=again)  # it also lets a second Ctrl-C break in
     with own, casts, safe_ops(deaf=again) as mode, precision.run(), checkpoints():
@@ -248,7 +248,7 @@ def gauss_newton(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what to do where PyTorch only says what is missing."""
+    """Add advice to PyTorch's errors about missing derivatives."""
     try:
         yield
     except CheckpointError as error:
@@ -269,7 +269,7 @@ def _explained() -> Iterator[None]:
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Compiled code has no double backward."""
+    """Refuse compiled code: it has no double backward."""
     for name, module in model.named_modules():
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or type(module).__name__ == "OptimizedModule":

@@ -65,11 +65,11 @@ class DifferenceEngine:
             raise ValueError(f"kappa must be a positive number, not {kappa!r}")
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.draws = DrawSteps()
-        """What is known of the steps of some tensors, where not all are drawn."""
+        """The steps of each set of tensors, if not all of them are drawn (SEHT-D)."""
         self.two_sided = two_sided
         self.precision = check_precision(precision)
         self.memory = Memory()
-        """With per-sample probes: where the examples lie, as far as it is known."""
+        """With per-sample probes: what is known about where the examples lie."""
         self._looked: set[frozenset[str]] = set()
         """For the Gauss-Newton trace: the makes of loss whose curvature was looked at."""
         self._logits: Logits = "unformed"
@@ -115,7 +115,7 @@ class DifferenceEngine:
     def _plan(
         self, task: Task, precision: Precision, ranks: Ranks, *, lean: bool, check: bool
     ) -> Plan:
-        """What the passes will do; ``check`` if they compare steps."""
+        """The plan of the passes; with ``check`` they compare steps."""
         prefix = not check and _pays(task) and ranks.keeps_graphs
         formed = prefix or task.examples is not None or not ranks.keeps_graphs
         if task.curvature == "ggn":
@@ -166,7 +166,7 @@ class DifferenceEngine:
         return {**self.steps.state(), "draws": self.draws.state()}
 
     def back(self) -> Callable[[], None]:
-        """The way back to the steps as they are now."""
+        """A function that restores the present steps."""
         steps, draws = replace(self.steps), self.draws
 
         def back() -> None:
@@ -175,7 +175,7 @@ class DifferenceEngine:
         return back
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with an adapted step, unless one was given."""
+        """Continue with the saved step, unless the user gave one."""
         self.steps = StepControl.of(state).go_on(self.steps)
         self.draws = DrawSteps.of(state["draws"]) if "draws" in state else DrawSteps()
 
@@ -186,7 +186,7 @@ def _pays(task: Task) -> bool:
 
 
 def _nothing_used(passes: Passes, lean: bool) -> Estimate:
-    """The loss depends on none of the drawn tensors: its own gradient, and a trace of 0."""
+    """If the loss depends on none of the drawn tensors: its own gradient, and a trace of 0."""
     loss = passes.loss
     zero = loss.detach().new_zeros(())
     if not lean:
@@ -266,7 +266,7 @@ _NOISE = 6**0.5  # of g(w+) + g(w-) - 2 g(w), where each has its own of length 1
 
 
 def _compare(passes: Passes, sigma: Directions, centre: Gradient | None, e: Tensor) -> list[Tensor]:
-    """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
+    """Compare the gradients at e/2, e and 2e: the numbers of a `Look` (``looks.py``)."""
     assert centre is not None
     middle = passes.leaves.sketch(centre)
     found = []

@@ -1,4 +1,4 @@
-"""Steps for draws of some of the tensors (SEHT-D): each set of tensors has its own.
+"""The steps of SEHT-D, where each drawn set of tensors has its own.
 
 A check of one set says little about another: an embedding of unit size beside weights of .02 has
 another best step, and another error. So every set has a control of its own. A set that nobody has
@@ -38,13 +38,13 @@ class DrawSteps:
         return replace(known, warned=main.warned)
 
     def known(self, names: Names) -> bool:
-        """Whether somebody has looked at the set."""
+        """Whether the set was checked before."""
         control = self.controls.get(names)
         return control is not None and control.looks > 0
 
     def learnt(self, names: Names, control: StepControl, moved: dict[str, float]) -> DrawSteps:
-        """With what a use has shown; ``moved`` are the relative steps, after a check. Of a set
-        that nobody has looked at there is nothing to keep.
+        """The same after a use; after a check ``moved`` has the relative step of each tensor. For
+        a set that was never checked there is nothing to keep.
         """
         if not (self.known(names) or moved or control.fixed):
             return replace(self, uses=self.uses + 1)
@@ -55,7 +55,7 @@ class DrawSteps:
 
     @property
     def pause(self) -> int:
-        """Uses until the next check: none at first, few of them later."""
+        """Uses until the next check: one at first, many later."""
         return 1 if self.checks < _FREE + self.uses / _RATION else _RATION
 
     def state(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class DrawSteps:
 
     @staticmethod
     def of(state: dict[str, Any]) -> DrawSteps:
-        """What :meth:`state` told."""
+        """From what :meth:`state` returned."""
         controls = {tuple(names): StepControl.of(control) for names, control in state["sets"]}
         reach = {name: float(size) for name, size in state["reach"]}
         return DrawSteps(controls, reach, state["uses"], state["checks"])

@@ -8,8 +8,8 @@ for each probe s, and :math:`z'^T H_{out} z'` with :math:`z' \approx (z(w + es) 
 Gauss-Newton trace. What autograd would save on the way is dropped, so that a pass needs what plain
 evaluation needs, plus the recorded decisions (one bit for each ReLU).
 
-Where the outputs are affine in each weight alone, the two traces are one (:mod:`.affine`), and the
-cheaper of the two is taken for it.
+If the outputs are affine in each weight alone, the two traces are equal
+(:mod:`seht.operators.affine`), and the cheaper one is computed.
 
 One backward pass gives the trace of every weight at once (``per_layer``): scale the direction of
 weight l by :math:`a_l = 1`; then :math:`\frac12 dt / da_l` has the expectation
@@ -57,7 +57,7 @@ class Replicates:
     layers: dict[str, tuple[float, ...]]
     """With ``per_layer``: the same for each weight."""
     shared: tuple[str, ...]
-    """Weights that kept one direction for all examples."""
+    """Weights with one direction for all examples."""
     unused: tuple[str, ...]
     """Weights that the loss does not depend on."""
     n: int | None
@@ -119,7 +119,7 @@ def replicates(
 
 
 def _either(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates:
-    """By the Gauss-Newton matrix where that has the same trace, else as it is."""
+    """By the Gauss-Newton matrix if it has the same trace, otherwise by the Hessian."""
     if task.curvature == "hessian" and task.examples and memory.affine is not False:
         found = _affinely(task, per_layer, stretch, memory)
         memory.tried_affine(found is not None)
@@ -129,7 +129,7 @@ def _either(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Repl
 
 
 def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Replicates | None:
-    """By the Gauss-Newton matrix, where it has the same trace; None where it has not."""
+    """The replicates by the Gauss-Newton matrix; None if its trace is not the Hessian's."""
     watch = Affine(task.weights.values())
     other = dataclasses.replace(task, curvature="ggn", closure=watch.around(task.closure))
     random = RandomState(task.model.parameters())

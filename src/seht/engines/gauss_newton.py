@@ -130,13 +130,13 @@ def _apart(passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor
 
 
 class _Side(Protocol):
-    """What lies from the outputs on."""
+    """The computation after the outputs: the curvature, and gradients pulled back from it."""
 
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
         """One probe; ``alone`` without anything of the loss's own gradient."""
 
     def roots(self) -> list[Tensor]:
-        """In a pass at the centre: what its cotangents belong to."""
+        """The tensors of a pass at the centre that its cotangents belong to."""
 
     def pulled(self, pulls: list[Tensor]) -> Gradient:
         """The gradient that cotangents of the centre give."""
@@ -362,7 +362,7 @@ def _pulled(passes: Passes, roots: list[Tensor], pulls: list[Tensor]) -> Gradien
 def _compare(
     passes: Passes, sigma: Directions, side: _Side, order: float, e: Tensor
 ) -> list[Tensor]:
-    """What the gradients at e/2, e and 2e say: the numbers of a :class:`Look`."""
+    """Compare the gradients at e/2, e and 2e: the numbers of a `Look` (``looks.py``)."""
 
     def whole(part: Gradient, pulls: list[Tensor]) -> Tensor:
         return passes.leaves.sketch(add(part, side.pulled(pulls)))

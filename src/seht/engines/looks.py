@@ -1,4 +1,4 @@
-r"""What three gradients, at e/2, e and 2e, say about the step e."""
+r"""The error of a step e, computed from the gradients at e/2, e and 2e."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOUBTFUL = 0.2  # above this error the gradient's own length is not taken for g
 
 
 def compared(gradients: list[Tensor], a: float) -> list[Tensor]:
-    """What a :class:`Look` is made of: vectors whose lengths it wants."""
+    """The vectors whose lengths make up a :class:`Look`."""
     half, one, two = gradients
     d, width = half - one, 2.0**a
     return [d, one - two, one, half + one, one + two, (width * half - one) / (width - 1), d * d]
@@ -40,7 +40,7 @@ class Look:
     quadratic loss: the trace does not change at all), its error is no news.
     """
     grain: float = 0.0
-    """What rounding to expect of passes that are as precise as they can be; 0 where unknown."""
+    """The rounding to expect at best; 0 if unknown."""
     common: float = 0.0
     """How much of the rounding's square is the centre's, and the same at all three steps."""
 
@@ -79,7 +79,7 @@ class Look:
         return math.sqrt(whole / right) if right > 0 else math.inf
 
     def harm(self, a: float, b: float) -> float:
-        """The error beside the gradient of the loss, to which the penalty's is added."""
+        """The error relative to the gradient of the loss, to which the penalty's is added."""
         return math.sqrt(sum(self.parts(a, b))) / self.size * self.share
 
     def factor(self, a: float, b: float) -> float:
@@ -122,6 +122,6 @@ class Look:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether there is anything to learn from it."""
+        """Whether all numbers are finite."""
         values = (self.small, self.large, self.size, self.sum_small, self.sum_large)
         return all(map(math.isfinite, (*values, self.extrapolated, self.squares)))

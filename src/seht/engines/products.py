@@ -65,7 +65,7 @@ class Products:
             self.differences = True
 
     def gradient(self, closure: Closure) -> Sequence[Tensor]:
-        """Of the closure's loss."""
+        """The gradient of the closure's loss."""
         with torch.enable_grad(), uninterrupted(), BorrowedBuffers(self._model):
             loss = check_loss(split(closure())[0])
             return torch.autograd.grad(loss, self._weights, materialize_grads=True)

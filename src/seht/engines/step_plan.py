@@ -1,4 +1,4 @@
-"""How far the passes of one estimate go: the step, and the check of it where one is due."""
+"""The step of one estimate, and its check if one is due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Comparison = Callable[[Tensor], list[Tensor]]
 
 
 class StepPlan:
-    """The step of one estimate. What it learns is taken over when the estimate is (`learn`)."""
+    """The step of one estimate. The engine keeps what it learns if the step succeeds (`learn`)."""
 
     def __init__(self, task: Task, main: StepControl, draws: DrawSteps, *, check: bool) -> None:
         self._main, self._draws = main, draws
@@ -30,13 +30,13 @@ class StepPlan:
         """Whether steps are compared."""
         self._moved: dict[str, float] = {}
         self._reach: dict[str, float] = {}
-        """Where nobody has looked at this set of tensors: what is known of each."""
+        """If this set of tensors was never checked: what is known of each of them."""
         if not (self._whole or main.fixed or draws.known(self._names)):
             self._reach = {n: draws.reach[n] for n in self._names if n in draws.reach}
         self._kappa = 0.0
 
     def start(self, curvature: str, dtype: torch.dtype) -> None:
-        """For passes that compute in this type."""
+        """Set the step for passes that compute in this dtype."""
         self._kappa = self._control.start(curvature, dtype)
         if not self._whole:
             self._main.start(curvature, dtype)

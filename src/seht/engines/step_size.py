@@ -59,7 +59,7 @@ class StepControl:
     kappa: float | None = None
     fixed: bool = False
     error: float | None = None
-    """Of the last use, relative to the gradient, where it is known."""
+    """The error of the last use, relative to the gradient, if it is known."""
     uses: int = 0
     next_check: int = 0
     gap: int = 4
@@ -98,21 +98,21 @@ class StepControl:
         return self.kappa
 
     def _usual(self) -> float | None:
-        """The error of a probe that nobody looks at: known where those of others were alike."""
+        """The error of a step that is not checked: known if the last checks agreed."""
         if self.looks < _AGREE or self.spread > math.log(_FACTOR):
             return None
         return math.exp(self.level) if self.level < _HIDDEN else math.inf
 
     def go_on(self, own: StepControl) -> StepControl:
-        """This one, loaded from a state, in place of ``own``: a step that was given stays."""
+        """This control, loaded from a state, in place of ``own``; a given step stays."""
         return replace(self, fixed=own.fixed, kappa=own.kappa if own.fixed else self.kappa)
 
     def begin_at(self, kappa: float) -> None:
-        """A search begins at this step."""
+        """Begin the search at this step."""
         self.kappa = kappa
 
     def used(self) -> StepControl:
-        """After one more use."""
+        """Count one more use."""
         return replace(self, uses=self.uses + 1)
 
     @property
@@ -192,6 +192,6 @@ class StepControl:
 
     @staticmethod
     def of(state: dict[str, Any]) -> StepControl:
-        """What :meth:`state` told, or that of an older version, which had other numbers, too."""
+        """From what :meth:`state` returned, also in an older version, which had more numbers."""
         known = {f.name for f in fields(StepControl)}
         return StepControl(**{name: value for name, value in state.items() if name in known})

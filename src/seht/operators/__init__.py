@@ -1,4 +1,4 @@
-"""What we know of each PyTorch function. A new one is a row in the file of its family.
+"""What we know of each PyTorch function, one row each, in the file of its family.
 
 - ``operator.py``: a row; ``table.py``: all of them, as look-ups by function object;
   ``register.py``: the user's own functions.

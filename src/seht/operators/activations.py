@@ -47,7 +47,7 @@ _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
 def selu_sides(x: Tensor, *_: Any) -> tuple[Tensor, Tensor | None]:
-    """The same of SELU."""
+    """Where SELU is straight, and where it is 0 with another slope than 1."""
     return elu_sides(x, *_SELU)
 
 

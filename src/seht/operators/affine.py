@@ -32,7 +32,7 @@ from seht.tensors.trees import tensors
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _ENDS = frozenset((-1,))
-"""No longer affine, by this very call."""
+"""The result is not affine any more."""
 
 
 class NotAffine(Exception):
@@ -47,10 +47,10 @@ class Affine(TorchFunctionMode):
         self._weights = {id(w): w for w in weights}
         self._tags: dict[int, tuple[weakref.ref[Tensor], int, Depends]] = {}
         self._lost = False
-        """Somebody may write where no version counter sees it."""
+        """Whether a write may have happened that no version counter shows."""
         self._asked = False
         self.raised: BaseException | None = None
-        """What came out of the closure itself."""
+        """The exception that the closure itself raised."""
 
     def around(self, closure: Closure) -> Closure:
         """The closure, followed in each run up to the question whether it :meth:`holds`: there may

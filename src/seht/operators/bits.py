@@ -49,7 +49,7 @@ class Masked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """The same of the gradient."""
+        """Keep the same entries of the gradient."""
         return Masked.apply(grad, ctx.packed, False), None, None
 
 

@@ -1,4 +1,4 @@
-"""Rules that decide nothing themselves: a function by its parts, or refused."""
+"""Rules for functions that are run by their parts, and for functions that are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opened(function: Any) -> Rule:
 
 
 def refuse(func: Any, reason: str) -> NoReturn:
-    """Say that this function has no rule."""
+    """Raise: this function has no rule."""
     raise KinkError(
         f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
         "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"

@@ -75,7 +75,7 @@ ASSIGNED = Rule(_assigned_record, _assigned_replay)
 
 
 def offset(after: Tensor, before: Tensor) -> Tensor:
-    """What a value was moved by, unseen by autograd; nothing where it is as infinite as it was."""
+    """How far a value was moved behind autograd's back; 0 where it stayed infinite."""
     moved = after - before
     return moved.masked_fill_(moved.isnan(), 0)
 

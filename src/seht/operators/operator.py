@@ -23,7 +23,7 @@ from seht.operators.rules import Rule
 
 @dataclass(frozen=True)
 class Operator:
-    """What we know of some functions; what is left out of a row is the harmless case."""
+    """A row of the table; a column that is left out means the harmless case."""
 
     of: str | tuple[Any, ...]
     """Their names, for every function object behind them; or the objects themselves."""
@@ -34,9 +34,9 @@ class Operator:
     affine: Affinity | None = None
     """In which of its arguments it is affine. None: in none, or nobody knows."""
     safe: Callable[[Any], Callable[..., Any]] | None = None
-    """Makes of the function a form that is right at every order of derivative. None: it is."""
+    """Makes a replacement that is right at every order of derivative. None: none is needed."""
     sharp: Rule | None = None
-    """How it is taken in float64. None: it is not."""
+    """How it is computed in float64. None: it is not."""
     random: bool = False
     """Whether it draws random numbers that a replay does not draw again."""
     moves: bool = False

@@ -40,7 +40,7 @@ def _replay(mode: Mode, layout: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 DRAWN = Rule(_record, _replay, always=True)
-"""Also of constants: the mask of a dropout written by hand is one."""
+"""It applies to constants, too: the mask of a dropout written by hand is one."""
 
 OPERATORS = (
     Operator("""

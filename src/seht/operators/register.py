@@ -16,18 +16,26 @@ from seht.operators.table import KINKS
 
 
 def register_kink(function: Callable[..., Any], rule: Any = "constant") -> Callable[..., Any]:
-    """Teach the difference engine a user's own operation; returns what to call instead of it.
+    """Tell the difference engine how to freeze an operation of your own.
 
-    ``rule`` says what holds at the recorded decision:
+    The engine runs the model at w and at w ± e s, and needs an operation to take the same decisions
+    (a side of a kink, the place of a maximum) in all of them. Returns the function to call from now
+    on: a PyTorch function is returned as it is; anything else (a Python function, the ``apply`` of
+    an ``autograd.Function``) is wrapped, because PyTorch does not show such calls to the engine.
 
-    - ``"linear"``: piecewise linear in its tensor arguments;
-    - ``"constant"``: autograd holds the result constant;
-    - ``"smooth"``: no kink at all, for an operation that would be refused;
-    - a pair ``(record, replay)``: ``record(*args, **kwargs) -> (output, decision)`` at the centre,
-      ``replay(decision, *args, **kwargs) -> output`` at the perturbed weights.
+    Cost: none on plain steps. With ``"linear"``, a penalised step also takes the operation's
+    gradient at w.
 
-    Functions of PyTorch are registered as they are. Anything else (a Python function, the
-    ``apply`` of an ``autograd.Function``) is wrapped, because PyTorch would not show the call.
+    Args:
+        function: the operation.
+        rule: how its result depends on its arguments once the decisions are fixed:
+
+            - ``"linear"``: piecewise linear, entry by entry: each entry of the result depends only
+              on the same entry of the (broadcast) tensor arguments;
+            - ``"constant"``: autograd holds the result constant;
+            - ``"smooth"``: it has no kink, and need not be refused;
+            - a pair ``(record, replay)``: ``record(*args, **kwargs) -> (output, decision)`` runs at
+              w, ``replay(decision, *args, **kwargs) -> output`` at the perturbed weights.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-r"""How a decision is recorded at the centre and replayed at the perturbed weights.
+r"""The rules: how a decision is recorded at the centre and replayed at the perturbed weights.
 
 The Hessian of a network ignores its kinks: the second derivative of a ReLU is 0 almost everywhere.
 A finite step crosses them. So the centre pass records every decision (the side of each ReLU, the
@@ -56,7 +56,7 @@ class Mode(Protocol):
 
 
 class Recording(Mode, Protocol):
-    """What it may ask in the centre pass."""
+    """What a rule may ask of the mode in the centre pass."""
 
     cut: bool
     """The centre's graph before the outputs is not even made."""
@@ -69,7 +69,7 @@ class Recording(Mode, Protocol):
         """Every pass has to run from the start, also before the first drawn weight."""
 
     def hear(self) -> None:
-        """The closure wants to see gradients of its tensors."""
+        """Note that the closure has put a hook on one of its tensors."""
 
 
 Record = Callable[[Recording, Any, Any, Any], tuple[Any, Any]]

@@ -1,4 +1,4 @@
-"""A closure as a function that can be run again, at other weights and with the same decisions.
+"""Runs a closure again, at other weights and with the same decisions.
 
 - ``plan`` says what will be done, ``centre`` runs the closure and records it (``recorder``),
   ``passes`` runs it again (``replayer``); what both modes share is in ``mode``. ``leaves``: what

@@ -24,7 +24,7 @@ class Aliases:
     _known: dict[int, tuple[weakref.ref[Tensor], ...]] = field(default_factory=dict)
 
     def note(self, x: Any, out: Any) -> bool:
-        """Take up ``out``, detached from ``x``; whether they share their memory."""
+        """Note that ``out`` was detached from ``x``; returns whether they share their memory."""
         if torch.compiler.is_compiling():  # it has no in-place writes
             return False
         if not isinstance(out, Tensor) or out.requires_grad or isinstance(x, nn.Parameter):

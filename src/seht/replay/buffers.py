@@ -26,14 +26,14 @@ class _Loan:
     """What the module held when the block ended."""
 
     def end(self) -> None:
-        """The module has its own buffer back."""
+        """Give the module its own buffer back."""
         self.left = self.holder.get(self.name)
         self.holder[self.name] = self.original
 
 
 _lent: dict[int, int] = {}
-"""By identity of a module's buffers: the thread that holds clones of them. A frozen network that
-several threads call beside their own models is lent to the first.
+"""By identity of a module's buffers: the thread that has replaced them by clones. If several
+threads call a frozen network beside their own models, only the first replaces its buffers.
 """
 
 
@@ -66,7 +66,7 @@ class BorrowedBuffers:
         self._lent: list[int] = []
         self._thread = threading.get_ident()
         self.clones: set[int] = set()
-        """The identities of what the modules hold while the block runs; it may grow."""
+        """The identities of the clones that the modules hold while the block runs."""
         self.others: list[nn.Module] = list(others)
         """Modules met beside the model."""
 
@@ -94,7 +94,7 @@ class BorrowedBuffers:
                 del _lent[holder]
 
     def _lend(self, holder: dict[str, Tensor | None]) -> bool:
-        """Whether these buffers may be exchanged: not if another thread holds clones of them."""
+        """Whether we may replace these buffers: not if another thread has already done so."""
         if id(holder) not in _lent:
             self._lent.append(id(holder))
         return _lent.setdefault(id(holder), self._thread) == self._thread

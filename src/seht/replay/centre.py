@@ -38,7 +38,7 @@ Hidden = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Centre:
-    """What the centre pass left: its record and its graph."""
+    """The results of the centre pass: its record and its graph."""
 
     output: Any
     loss: Tensor
@@ -64,7 +64,7 @@ class Centre:
 
     @property
     def hooked(self) -> bool:
-        """Whether the user looks at gradients inside the network (``hooks.py``)."""
+        """Whether the user has hooks on gradients inside the network (``tensors/hooks.py``)."""
         return bool(self.hooks) or self.recorder.hooked
 
 
@@ -87,7 +87,7 @@ def record(plan: Plan, hidden: Hidden = nullcontext) -> Centre:
 def _search(
     plan: Plan, estimator: SehtS, hidden: Hidden, random: RandomState, start: list[Tensor]
 ) -> Centre:
-    """With per-sample probes: where are the examples?"""
+    """With per-sample probes: run the closure until the examples are found."""
     task, memory = plan.task, plan.memory
     failed: list[tuple[bool, int, bool, ExampleError]] = []
     for layout in layouts(estimator.batch_dim, memory):

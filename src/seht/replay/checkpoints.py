@@ -1,4 +1,4 @@
-"""Activation checkpoints: what is computed again in a backward pass is computed as it was.
+"""Activation checkpoints: a recomputation must repeat the decisions of the first run.
 
 A checkpoint keeps the inputs of its part of the network and runs it anew when the backward pass
 needs it. Outside our modes it would then take its own decisions (at weights that have moved: a
@@ -76,7 +76,7 @@ def _hooks(name: str) -> Callable[..., Any]:
 
 
 class _NotReentrant:
-    """Stands for ``CheckpointFunction``."""
+    """Replaces ``CheckpointFunction``."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:

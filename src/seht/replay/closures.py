@@ -1,4 +1,4 @@
-"""A closure computes the loss and does nothing else: what it must not do is said at once."""
+"""A closure computes the loss and does nothing else; anything else is refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gradients of all passes are taken in: the leaves of the loss, and what stands for them.
+"""The leaves of the loss, in which the gradients of all passes are taken, and their stand-ins.
 
 A perturbed pass may end elsewhere than the centre's: at stand-ins for the results of a replayed
 prefix (``prefix.py``), and at twins of leaves that the closure makes anew in every run
@@ -30,7 +30,7 @@ class Leaves:
     ) -> None:
         self.tensors = tensors
         self.stand_ins: StandIns = {}
-        """What stands for the results of the prefix, shared by the passes."""
+        """The stand-ins for the results of the prefix, shared by the passes."""
         self._made = made
         self._precision, self._older = precision, older
         self._twins: tuple[tuple[int, Tensor], ...] = ()
@@ -40,23 +40,23 @@ class Leaves:
 
     @property
     def results(self) -> list[Tensor]:
-        """What the centre has where the other passes have stand-ins."""
+        """The centre's tensors that the other passes replace by stand-ins."""
         return [result for result, _ in self.stand_ins.values()]
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What the perturbed passes' gradients belong to: the leaves, and results of the prefix."""
+        """The tensors of the perturbed passes' gradients: leaves, and results of the prefix."""
         return [*self.tensors, *self.results]
 
     @property
     def targets(self) -> list[Tensor]:
-        """What the leaves' gradients are handed out to: themselves, or what they are copies of."""
+        """The tensors that receive the leaves' gradients: the leaves, or originals of copies."""
         return self._precision.targets(self.tensors)
 
     # --- twins --------------------------------------------------------------------------------
 
     def meet(self, roots: Sequence[Tensor]) -> None:
-        """A pass has run: find the twins in its graph."""
+        """Find the twins in the graph of a pass that has run."""
         if self._made:
             known = [*self.tensors, *(leaf for _, leaf in self.stand_ins.values())]
             standing = {id(result) for result in self.results}

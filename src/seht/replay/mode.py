@@ -1,4 +1,4 @@
-"""The function mode that records and the one that replays: what they have in common."""
+"""The base class of the two function modes, the one that records and the one that replays."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _METADATA = frozenset(
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same in all passes of an estimate."""
+    """The settings that are the same in all passes of an estimate."""
 
     random: RandomState
     precision: Precision
     borrowed: Callable[[], AbstractContextManager[Any]]
-    """What surrounds a part of the closure that a checkpoint runs again: other buffers."""
+    """The context for a part that a checkpoint recomputes: it has other buffers."""
     compact: bool
     """Keep masks instead of outputs."""
     sharp: bool
@@ -56,7 +56,7 @@ class Setting:
 
 
 class PassMode(TorchFunctionMode):
-    """What the two have in common: where in the closure a call comes from."""
+    """Looks every call of a closure up, and keeps track of where in the closure it comes from."""
 
     lenient = False
     """Whether the closure may leave something out (it asks :func:`seht.replaying`)."""
@@ -141,7 +141,7 @@ class PassMode(TorchFunctionMode):
         return self._call(func, args, kwargs)
 
     def meets(self, generator: torch.Generator | None) -> bool:
-        """Whether the call draws from a generator of the closure's own."""
+        """Whether the call draws from a random generator of the closure's own."""
         if generator is not None and self.second:
             raise RuntimeError(
                 "the closure draws from a generator of its own inside an activation checkpoint, "
@@ -208,7 +208,7 @@ def idle(rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 class Generators(TorchFunctionMode):
-    """Finds the random generators of a closure's own, and nothing else."""
+    """A mode that only finds random generators of the closure's own."""
 
     def __init__(self, random: RandomState, *, again: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The passes of one difference estimate: the centre has recorded, the perturbed ones replay."""
+"""The passes of one difference estimate: the perturbed ones replay what the centre recorded."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Passes:
         self._watch = plan.watch
 
     def _reached(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """What the loss depends on, and what of that does not belong to the model."""
+        """The leaves that the loss depends on, and those of them that are not the model's."""
         return leaves, self._beside_the_model(leaves)
 
     def _beside_the_model(self, leaves: list[Tensor]) -> list[Tensor]:
@@ -109,7 +109,7 @@ class Passes:
         return None if any(id(leaf) in drawn for leaf in leaves) else prefix
 
     def refuse_hooks(self) -> None:
-        """Refuse hooks of the user's that would meet more than the gradient of the loss."""
+        """Refuse hooks of the user's that would see more than the gradient of the loss."""
         if self.hooked and self._plan.held:
             raise ValueError(
                 "coupling='frozen' sends its gradient through the network's own graph, where "

@@ -1,4 +1,4 @@
-"""What the passes of one estimate will do: decided, and refused, before any of them runs."""
+"""The plan of one estimate: everything is decided, or refused, before the first pass."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Prefix:
         self._versions = [(out, version(out)) for out in self.results()]
 
     def spoil(self) -> None:
-        """It cannot be replayed after all."""
+        """Give up: it cannot be replayed after all."""
         self._spoilt = True
 
     def results(self) -> Iterator[Tensor]:

@@ -37,7 +37,7 @@ ASSIGN = frozenset({torch.Tensor.data.__set__})  # type: ignore[attr-defined]
 
 
 class Recorder(PassMode):
-    """Runs every operation as it is and remembers what decided its outcome."""
+    """Runs every operation unchanged and records the decisions that it makes."""
 
     def __init__(
         self,

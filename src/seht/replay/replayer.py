@@ -22,7 +22,10 @@ from seht.tensors.trees import StandIns, alike, copies, tensors
 
 
 def replaying() -> bool:
-    """True in the extra runs of a closure: skip prints and metrics there.
+    """True in the extra runs of a closure at w ± e s: skip prints and metrics there.
+
+    In a penalised step the closure runs once at your weights w and again at moved ones; only the
+    first run is yours to log. Outside a penalised step it is False. The call costs nothing.
 
     Example:
         ```python
@@ -41,7 +44,7 @@ def replaying() -> bool:
 
 
 def in_extra_run() -> bool:
-    """The same for ourselves: asking does not count."""
+    """The same for our own use: it is not counted as a question of the closure."""
     return REPLAYING.get()
 
 
@@ -83,7 +86,7 @@ class Replayer(PassMode):
         self._skipped = 0
         self._generators = Generators(recorder.random, again=True)
         self.stand_ins = stand_ins
-        """What stands for the results of the prefix, shared by the passes."""
+        """The stand-ins for the results of the prefix, shared by the passes."""
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is SWITCH:
@@ -114,7 +117,7 @@ class Replayer(PassMode):
         return laid_out(rule.replay(self, decision, func, args, kwargs), layout)
 
     def recomputing(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What an activation checkpoint that is made now has to run again in: its decisions."""
+        """The mode that a checkpoint made now must be recomputed in, with its decisions."""
         start = copy.copy(self)
 
         @contextmanager
@@ -159,11 +162,11 @@ class Replayer(PassMode):
         return (copies(decision) if copy else decision), layout
 
     def _left_out(self, call: tuple[Any, bool] | None) -> bool:
-        """Whether the next decision belongs to a metric, which a replaying closure may skip."""
+        """Whether the closure skipped a metric, so that the next decision is not needed."""
         return self.lenient and self._tape[self._next][0] != call
 
     def finish(self, end: list[Tensor]) -> None:
-        """The cheap guards: every decision used, the random numbers those of the centre."""
+        """Cheap checks at the end: all decisions were used, random numbers were the centre's."""
         if self._in_prefix:
             raise unrepeatable("it ended earlier than before")
         while self._next < len(self._tape) and self._left_out(None):

@@ -24,7 +24,7 @@ class Weights:
         self._weights = weights
         self._saved: dict[str, Tensor] = {}
         self.still = still
-        """Tensors that stay where they are: every example moves along a direction of its own."""
+        """Tensors that are not moved, because every example has a direction of its own."""
         self._away = False
 
     def step(self, sigma: Directions, kappa: float) -> Tensor:

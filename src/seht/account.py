@@ -10,10 +10,9 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from seht.errors import NonFiniteError
+from seht.errors import NonFiniteError, check_count
 from seht.guards import Guard, Unmet, warn
 from seht.record import StepRecord
-from seht.strength.schedule import check_count
 from seht.task import Estimate, Task
 
 

@@ -21,8 +21,7 @@ from seht.distributed import Ranks, ranks_of
 from seht.engines import Engine
 from seht.estimators import Estimator
 from seht.replay.buffers import BorrowedBuffers
-from seht.replay.closures import Guarded
-from seht.replay.reentry import alone
+from seht.replay.closures import Guarded, alone
 from seht.strength.strength import Dose, Strength
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import interruptible, uninterrupted

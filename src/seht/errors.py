@@ -1,4 +1,4 @@
-"""The exceptions and warnings that users can catch, and the message for a misspelt name.
+"""The exceptions and warnings that users can catch; answers to a misspelt name or a bad number.
 
 An error says in one line what is wrong and what to do about it. Exceptions that never reach a user
 are defined in the module that catches them.
@@ -7,7 +7,9 @@ are defined in the module that catches them.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
 
 _LONGEST = 320
 """A list of known names longer than this many characters is cut to the nearest ones."""
@@ -55,3 +57,28 @@ def unknown(what: str, given: object, known: Iterable[object]) -> str:
     if len(listed) > _LONGEST:
         listed = f"the nearest of {len(names)}: {', '.join(near)}"
     return f"unknown {what} {given!r}{hint} ({listed})"
+
+
+def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:
+    """Refuse what is no whole number of at least ``least``."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_positive(name: str, value: Any, *, optional: bool = False) -> None:
+    """Refuse what is no finite number above 0."""
+    if value is None and optional:
+        return
+    said = f"{name} must be a positive finite number, not {value!r}"
+    try:
+        fine = math.isfinite(value) and value > 0
+    except TypeError:
+        raise TypeError(said) from None
+    if isinstance(value, bool):
+        raise TypeError(said)
+    if not fine:
+        raise ValueError(said)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
-from seht.errors import unknown
+from seht.errors import check_count, unknown
 
 _DISTRIBUTIONS = ("rademacher", "gaussian")
 _COUPLINGS = ("refuse", "own", "frozen")
@@ -83,7 +83,7 @@ class SehtH:
     scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_probes(self.probes)
+        check_count("probes", self.probes)
         _check_distribution(self.distribution)
 
     @property
@@ -138,7 +138,7 @@ class SehtD:
     signs = False
 
     def __post_init__(self) -> None:
-        _check_probes(self.probes)
+        check_count("probes", self.probes)
         _check_distribution(self.distribution)
         _check_range("prob", self.prob, 0.5, "each sign has probability prob")
         if self.layer_prob is not None:
@@ -206,7 +206,7 @@ class SehtS:
     signs = True
 
     def __post_init__(self) -> None:
-        _check_probes(self.probes)
+        check_count("probes", self.probes)
         if self.coupling not in _COUPLINGS:
             raise ValueError(unknown("coupling", self.coupling, _COUPLINGS))
         dim = self.batch_dim
@@ -248,7 +248,7 @@ def make(
                 f"{_names(options)} cannot be given beside an estimator object; "
                 "set it where the object is made"
             )
-        _check_probes(estimator.probes)
+        check_count("probes", estimator.probes)
         return estimator
     if estimator not in ESTIMATORS:
         raise ValueError(unknown("estimator", estimator, ESTIMATORS))
@@ -265,13 +265,6 @@ def make(
 
 def _names(items: Any) -> str:
     return ", ".join(map(str, items))
-
-
-def _check_probes(probes: object) -> None:
-    if isinstance(probes, bool) or not isinstance(probes, int):
-        raise TypeError(f"probes must be a whole number, not {probes!r}")
-    if probes < 1:
-        raise ValueError(f"probes must be at least 1, not {probes}")
 
 
 def _check_distribution(distribution: str) -> None:

@@ -22,9 +22,8 @@ from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import Guarded
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.interrupts import deliver, uninterrupted
-from seht.tensors.once_differentiable import refuse_once
 from seht.tensors.random_state import RandomState
-from seht.tensors.solid import solid
+from seht.tensors.second_derivatives import refuse_once, solid
 
 CURVATURES = ("hessian", "ggn")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,13 +14,13 @@ from seht import estimators, functional, probes
 from seht.course import Course, PenaltySettings
 from seht.curvature.boundary import check_boundary
 from seht.engines import engine_options, make_engine
-from seht.errors import unknown
+from seht.errors import check_count, check_positive, unknown
 from seht.estimators import Estimator
 from seht.guards import Guard, warn
 from seht.record import StepRecord
 from seht.strength.arguments import filled_in, make_weight
 from seht.strength.path import WeightPath
-from seht.strength.schedule import Schedule, check_count
+from seht.strength.schedule import Schedule
 from seht.strength.strength import Strength
 from seht.strength.tuning import Tuning
 from seht.task import Closure, split
@@ -140,9 +139,8 @@ class HessianTrace:
         functional.check_arguments(model, lambda: None)
         weight, curvature = filled_in(weight, curvature)
         functional.check_curvature(curvature)
-        check_count("accumulate", accumulate, 1)
-        if limit is not None and not (math.isfinite(limit) and limit > 0):
-            raise ValueError(f"limit must be a positive number or None, not {limit!r}")
+        check_count("accumulate", accumulate)
+        check_positive("limit", limit, optional=True)
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(unknown("on_nonfinite", on_nonfinite, ["raise", "skip"]))
         if params is not None and not callable(params) and not isinstance(params, str):
@@ -231,7 +229,7 @@ class HessianTrace:
 
     def lasts(self, total_steps: int) -> None:
         """Set ``total_steps``, unless the constructor was given one; frameworks call this."""
-        check_count("total_steps", total_steps, 1)
+        check_count("total_steps", total_steps)
         if not self._length_given:
             self._course.strength.lasts(total_steps)
 

@@ -78,6 +78,24 @@ class Task:
     random: Any = None
     """The caller's ``RandomState``, which is told of generators that the closure uses."""
 
+    @classmethod
+    def to_measure(
+        cls,
+        model: nn.Module,
+        closure: Closure,
+        chosen: draw.Chosen,
+        estimator: Estimator,
+        seed: int,
+        curvature: str,
+        boundary: str | None,
+    ) -> Task:
+        """Of all chosen weights, and the value alone."""
+        count = len(chosen.tensors)
+        return cls(
+            model, closure, chosen.tensors, tuple(range(count)), chosen.named, count, estimator,
+            seed, curvature, boundary, differentiable=False,
+        )  # fmt: skip
+
     @property
     def examples(self) -> SehtS | None:
         """The estimator, where every example has a probe of its own."""

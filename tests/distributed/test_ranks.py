@@ -37,14 +37,12 @@ class Quiet(nn.Module):
 class QuietRanks(Ranks):
     """Two ranks that never say a word."""
 
+    wrapper = Quiet
+
     @classmethod
     def find(cls, model, before):
         found = before if isinstance(before, cls) else cls()
         return found if isinstance(model, Quiet) else None
-
-    @staticmethod
-    def inner(model):
-        return model.module if isinstance(model, Quiet) else model
 
     def need_whole(self, what):
         raise RuntimeError(f"{what} needs whole weights")

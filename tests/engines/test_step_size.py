@@ -259,7 +259,7 @@ def test_one_step_for_all_drawn_tensors():
 
 @pytest.mark.parametrize("kappa", [0.0, -0.01, math.nan, math.inf])
 def test_kappa_must_be_positive(kappa):
-    with pytest.raises(ValueError, match="kappa must be a positive number"):
+    with pytest.raises(ValueError, match="kappa must be a positive finite number"):
         seht.HessianTrace(network(), weight=0.1, kappa=kappa)
 
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import seht
 from seht.curvature import cross_entropy, head_loop, head_rules
 from seht.curvature.unformed import Head, Unformed
+from seht.replay import centre
 
 WORDS = 30
 CLASSES = torch.linspace(0.5, 1, WORDS).double()
@@ -397,3 +398,18 @@ def test_moves_are_followed():
         torch.testing.assert_close(real.flatten(0, 1)[places], rows)
     torch.testing.assert_close(logits.exp(), real.exp())
     assert logits.looks == ["exp"]
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+def test_a_model_without_a_head_is_not_looked_at(curvature, monkeypatch):
+    """Its rules would run at every linear layer for nothing."""
+    asked = []
+    monkeypatch.setattr(
+        centre, "Losses", lambda **options: asked.append(options) or head_rules.Losses(**options)
+    )
+    x, y = torch.randn(5, 8), torch.randint(0, 3, (5,))
+    for width in (8, 20):  # no layer here puts out more than twice what it takes; the next does
+        model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
+        penalty = seht.HessianTrace(model, weight=1e-3, curvature=curvature)
+        penalty(lambda: F.cross_entropy(model(x), y)).backward()
+        assert bool(asked) == (width == 20)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import seht
 from seht.engines import ENGINES
-from seht.replay import reentry
+from seht.replay import closures
 
 CURVATURES = ("hessian", "ggn")
 FIRST = {
@@ -90,7 +90,7 @@ class Surroundings:
         self.training = [m.training for m in model.modules()]
         self.penalty = None if penalty is None else own_state(penalty)
         self.replaying = seht.replaying()
-        self.busy = reentry.busy()
+        self.busy = closures.busy()
         self.threads = threading.active_count()
 
     def assert_same(self, other, *, random=True, buffers=True):

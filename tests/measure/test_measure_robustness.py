@@ -151,7 +151,7 @@ def test_a_tied_weight_is_one():
     [
         ({"bits": (1,)}, "whole numbers from 2 to 16, not 1"),
         ({"bits": (4.0,)}, "whole numbers from 2 to 16"),
-        ({"noise": (0.0,)}, "positive shares, such as 0.03, not 0.0"),
+        ({"noise": (0.0,)}, "noise must be a positive finite number, not 0.0"),
         ({"draws": 0}, "draws"),
     ],
 )

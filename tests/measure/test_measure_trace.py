@@ -86,7 +86,7 @@ def test_to_a_tolerance(problem, curvature):
 
 def test_a_tolerance_out_of_reach_is_told(monkeypatch):
     """Linear in each layer: the Hessian has no diagonal, the trace is 0 and every probe noise."""
-    monkeypatch.setattr(sys.modules["seht.measure.readings"], "_MOST_PROBES", 60)
+    monkeypatch.setattr(sys.modules["seht.measure.trace"], "_MOST_PROBES", 60)
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False)).double()
     result = measure.trace(model, lambda m, x: m(x).mean(), torch.randn(4, 3).double(), tol=0.1)
     assert result.reached is False and "tolerance was not reached" in result.notes[0]
@@ -192,8 +192,8 @@ def test_progress(problem, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tol": 0}, "tol must be a positive number"),
-        ({"tol": math.nan}, "tol must be a positive number"),
+        ({"tol": 0}, "tol must be a positive finite number"),
+        ({"tol": math.nan}, "tol must be a positive finite number"),
         ({"probes": 0}, "probes must be at least 1"),
         ({"curvature": "hesian"}, "did you mean 'hessian'"),
         ({"method": "share"}, "did you mean 'shared'"),

@@ -7,7 +7,7 @@ from single import Problem, Settled
 from torch import nn
 
 import seht
-from seht.operators import float64_loss
+from seht.operators import losses
 
 
 def cross_entropy(model, batch):
@@ -66,8 +66,8 @@ def test_the_loss_keeps_its_type_and_its_gradient():
 
 def test_many_logits_stay_as_they_are(monkeypatch):
     seen = []
-    monkeypatch.setattr(float64_loss, "_double", lambda value: seen.append(value) or value)
-    model, y = nn.Linear(3, 4), torch.randint(0, 4, (float64_loss.MOST // 4 + 1,))
+    monkeypatch.setattr(losses, "_double", lambda value: seen.append(value) or value)
+    model, y = nn.Linear(3, 4), torch.randint(0, 4, (losses.MOST // 4 + 1,))
     x = torch.randn(len(y), 3)
     penalty = seht.HessianTrace(model, weight=1e-3, engine="difference")
     penalty(lambda: F.cross_entropy(model(x), y))

@@ -123,7 +123,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit():
     [
         ({"share": 0.1, "weight": 1e-3}, ValueError, "not both"),
         ({"share": 0.0}, ValueError, "positive"),
-        ({"share": "0.1"}, TypeError, "a number"),
+        ({"share": "0.1"}, TypeError, "finite number"),
         ({"share": float("inf")}, ValueError, "finite"),
         ({"weight": 1e-3, "follow": True}, ValueError, "with share="),
         ({"curvature": "hessian"}, TypeError, "needs a weight"),

@@ -24,6 +24,7 @@ from seht.check.sandbox import Form, LossFn, Sandbox, copied, copy_model, one_li
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
+from seht.errors import check_count
 from seht.estimators import Estimator
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import check_loss, split
@@ -102,8 +103,7 @@ def check(
         options: the estimator's own.
     """
     functional.check_arguments(model, loss_fn, "loss_fn")
-    if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
-        raise ValueError(f"directions must be a whole number of at least 1, not {directions!r}")
+    check_count("directions", directions)
     if not 1e-6 <= tolerance < 1:
         raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")
     if budget is not None and not (isinstance(budget, (int, float)) and budget >= 0):

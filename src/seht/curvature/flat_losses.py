@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seht.guards import warn
 from seht.tensors.graph import node_of, walk
-from seht.tensors.solid import is_real_sign
+from seht.tensors.second_derivatives import is_real_sign
 
 _STEPS = frozenset(f"{name}Backward0" for name in ("Sign", "Floor", "Ceil", "Round", "Trunc"))
 """Backward nodes of functions whose derivative is 0."""

@@ -5,6 +5,7 @@ Cross-entropy, whose curvature is known, has a shorter way: ``softmax.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,7 @@ from seht.curvature.flat_losses import look, make_of, twice
 from seht.curvature.softmax import SoftmaxCurvature
 from seht.operators.orders import refuse_wrong
 from seht.tensors.graph import leaves_of, quiet
-from seht.tensors.once_differentiable import refuse_once
-from seht.tensors.solid import solid
+from seht.tensors.second_derivatives import refuse_once, solid
 
 _BEHIND = (
     "use engine='autograd', which replaces it, or name a module behind it with boundary=",
@@ -95,7 +95,7 @@ class Curvature:
         """Differentiate dL/dz twice more along d."""
         if self._softmax is not None:
             return OutputCurvature(*self._softmax.along(direction), [])
-        product = self._product(direction, graph=True)
+        product = bent_along(self._gradient, self._outputs, direction, graph=True)
         value = torch.stack(
             [(h.detach() * d).sum() for h, d in zip(product, direction, strict=True)]
         ).sum()
@@ -113,16 +113,24 @@ class Curvature:
         """H d alone."""
         if self._softmax is not None:
             return self._softmax.product(direction)
-        return self._product(direction, graph=False)
+        return bent_along(self._gradient, self._outputs, direction, graph=False)
 
-    def _product(self, direction: list[Tensor], *, graph: bool) -> list[Tensor]:
-        pairs = [
-            (g, d)
-            for g, d in zip(self._gradient, direction, strict=True)
-            if g is not None and g.requires_grad
-        ]
-        slopes, along = map(list, zip(*pairs, strict=True))
-        return _grad(slopes, self._outputs, along, graph=graph)
+
+def bent_along(
+    gradient: Sequence[Tensor | None],
+    outputs: list[Tensor],
+    direction: Sequence[Tensor],
+    *,
+    graph: bool,
+) -> list[Tensor]:
+    """:math:`H_{out} d`, from dL/dz with its graph."""
+    pairs = [
+        (g, d)
+        for g, d in zip(gradient, direction, strict=True)
+        if g is not None and g.requires_grad
+    ]
+    slopes, along = map(list, zip(*pairs, strict=True))
+    return _grad(slopes, outputs, along, graph=graph)
 
 
 def _beyond(

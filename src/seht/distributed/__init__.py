@@ -12,7 +12,7 @@ from torch import nn
 
 from seht.distributed.ddp import DDPRanks
 from seht.distributed.fsdp import FSDPRanks
-from seht.distributed.ranks import LOCAL, Ranks
+from seht.distributed.ranks import LOCAL, Ranks, grouped
 
 __all__ = ["KINDS", "LOCAL", "Ranks", "ranks_of", "unwrapped"]
 
@@ -22,8 +22,9 @@ KINDS: list[type[Ranks]] = [FSDPRanks, DDPRanks]
 
 def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:
     """The processes that train the model now; ``before`` is what the last call got."""
+    together = grouped()
     for kind in KINDS:
-        found = kind.find(model, before)
+        found = kind.find(model, before) if together or not kind.in_group else None
         if found is not None:
             return found
     return LOCAL
@@ -31,6 +32,7 @@ def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside its wrappers."""
-    for kind in KINDS:
-        model = kind.inner(model)
+    wrappers = tuple(kind.wrapper for kind in KINDS if kind.wrapper is not None)
+    while isinstance(model, wrappers):
+        model = model.module  # type: ignore[assignment]
     return model

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seht.distributed.detour import Detour, active, joins, told
-from seht.distributed.ranks import Ranks, grouped
+from seht.distributed.ranks import Ranks
 from seht.errors import NonFiniteError
 
 _MASK64 = (1 << 64) - 1
@@ -34,6 +34,9 @@ class DDPRanks(Ranks):
     may serve something else, and a model that is not wrapped is trained by this process alone.
     """
 
+    wrapper = DistributedDataParallel
+    in_group = True
+
     def __init__(self, model: nn.Module) -> None:
         self._world = weakref.ref(dist.group.WORLD)
         self._model = model
@@ -45,19 +48,10 @@ class DDPRanks(Ranks):
     @classmethod
     def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
         """Ranks in every process group: only the closure may show which wrapper holds the model."""
-        if not grouped():
-            return None
         found = before if isinstance(before, DDPRanks) and before._lasts(model) else cls(model)
         inside = active()
         found.meet([] if inside is None else [inside])
         return found
-
-    @staticmethod
-    def inner(model: nn.Module) -> nn.Module:
-        """The wrapper has neither weights nor outputs of its own."""
-        while isinstance(model, DistributedDataParallel):
-            model = model.module
-        return model
 
     def _lasts(self, model: nn.Module) -> bool:
         """Whether model and group are the same, and some of the known wrappers still exist."""

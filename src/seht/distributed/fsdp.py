@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from seht.distributed.detour import Detour
 from seht.distributed.fsdp_passes import ShardedPasses
-from seht.distributed.ranks import Ranks, grouped
+from seht.distributed.ranks import Ranks
 from seht.distributed.shards import Shards, parallel
 from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
@@ -31,6 +31,7 @@ from seht.tensors.gradients import Gradient
 class FSDPRanks(Ranks):
     """The ranks that hold the shards of a model."""
 
+    in_group = True
     keeps_graphs = False
     """Weights are gathered anew in a backward pass, which serves one graph, and at once."""
 
@@ -43,7 +44,7 @@ class FSDPRanks(Ranks):
     def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
         """Where parts of the model are sharded; refuses FSDP1 and tensor parallelism."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        if fsdp is None or not grouped():
+        if fsdp is None:
             return None  # nobody can have sharded anything
         kinds = (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
         modules = [(n, m) for n, m in model.named_modules() if isinstance(m, kinds)]

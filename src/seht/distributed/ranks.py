@@ -53,6 +53,10 @@ class Ranks:
 
     keeps_graphs = True
     """Whether a graph can be differentiated later, and more than once."""
+    wrapper: type[nn.Module] | None = None
+    """The class that holds a model as its ``module``, without weights or outputs of its own."""
+    in_group = False
+    """Whether there are such ranks in a process group of ``torch.distributed`` only."""
 
     @classmethod
     def find(cls, model: nn.Module, before: Ranks | None) -> Ranks | None:
@@ -61,11 +65,6 @@ class Ranks:
         ``before`` is what the last call found: it goes on where nothing has changed.
         """
         return None
-
-    @staticmethod
-    def inner(model: nn.Module) -> nn.Module:
-        """The model inside a wrapper that has neither weights nor outputs of its own."""
-        return model
 
     def __reduce__(self) -> Any:
         """Copies and pickles of a penalty look for their ranks again."""

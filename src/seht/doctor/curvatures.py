@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from seht import functional, probes
 from seht.check.sandbox import one_line
@@ -17,7 +16,7 @@ from seht.doctor.patient import Patient
 from seht.engines import Engine, make_engine
 from seht.estimators import SehtH
 from seht.measure.results import PlainResult
-from seht.strength.products import Vector, trainable, vector
+from seht.strength.products import Vector, gradient, trainable
 from seht.task import Estimate
 
 
@@ -94,15 +93,7 @@ def gradients(
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says what is to be said
         estimate: Estimate = engine.estimate(task, watch=True)
-        found = [_gradient(part, weights) for part in (estimate.loss, estimate.trace)]
+        found = [gradient(part, weights) for part in (estimate.loss, estimate.trace)]
         if estimate.learn is not None:
             estimate.learn()
     return float(estimate.trace.detach()), found[0], found[1]
-
-
-def _gradient(value: Tensor, weights: dict[str, Any]) -> Vector:
-    if not value.requires_grad:
-        return {}
-    leaves = list(weights.values())
-    found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-    return vector(list(weights), found)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,17 +57,6 @@ class Patient:
     def closure(self, batch: Any) -> Callable[[], Any]:
         """Computes the loss, as the training does."""
         return self.objective.closure(batch)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """In evaluation mode: no dropout, stored statistics."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        try:
-            self.model.eval()
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def losses(self, batches: Sequence[Any], end: float) -> list[float]:
         """The loss of each batch, at least one, until the time (``time.perf_counter``) is over."""

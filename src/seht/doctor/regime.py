@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from seht.curvature.head import find_module
 from seht.doctor.patient import Patient
+from seht.measure.keep import evaluating
 from seht.measure.results import PlainResult
 from seht.tensors.trees import mapped
 
@@ -45,7 +46,7 @@ class Regime(PlainResult):
 
 def find_regime(patient: Patient, boundary: str | None, end: float) -> Regime:
     """Compare the losses on training data, with swapped predictions, and on held-out data."""
-    with patient.evaluating():
+    with evaluating(patient.model):
         train = patient.losses(patient.batches, end)
         swaps = _Swaps(find_module(patient.model, boundary))
         swapped: list[float] = []

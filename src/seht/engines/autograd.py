@@ -18,7 +18,7 @@ runs (:mod:`seht.operators.safe_forms`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from seht.curvature.boundary import Boundary
-from seht.curvature.flat_losses import NotTwice, look, make_of, twice
-from seht.curvature.output_curvature import slope
+from seht.curvature.flat_losses import NotTwice, look, make_of
+from seht.curvature.output_curvature import bent_along, slope
 from seht.distributed import LOCAL, Ranks
 from seht.estimators import SehtS
 from seht.operators.orders import refuse_wrong
@@ -37,8 +37,8 @@ from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
+from seht.replay.closures import alone
 from seht.replay.mode import Generators
-from seht.replay.reentry import alone
 from seht.replay.replayer import extra_run
 from seht.replay.witness import unrepeatable
 from seht.task import (
@@ -55,10 +55,9 @@ from seht.task import (
 from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.once_differentiable import refuse_once
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
-from seht.tensors.solid import solid
+from seht.tensors.second_derivatives import refuse_once, solid
 
 ONCE = (
     "use engine='difference', which needs first derivatives only, or compute its backward with "
@@ -217,8 +216,7 @@ def gauss_newton(
         look(gradient, z)
         looked.add(make)
     omega = {n: w for n, w in task.weights.items() if w.requires_grad}  # the closure may freeze
-    u = [torch.zeros_like(part, requires_grad=True) for part in z]
-    found = torch.autograd.grad(z, list(omega.values()), u, create_graph=True, allow_unused=True)
+    u, found = pulled_back(z, list(omega.values()))
     backward = {n: part for n, part in zip(omega, found, strict=True) if part is not None}
     unused = report_unused(task, [n for n in task.weights if n not in backward])
     trace = loss.new_zeros(())
@@ -229,21 +227,17 @@ def gauss_newton(
         direction = torch.autograd.grad(
             torch.stack(pairs).sum(), u, create_graph=True, materialize_grads=True
         )
-        kept = [
-            (g, d)
-            for g, d in zip(gradient, direction, strict=True)
-            if g is not None and g.requires_grad
-        ]
-        with twice():
-            product = torch.autograd.grad(
-                [g for g, _ in kept],
-                z,
-                [d for _, d in kept],
-                create_graph=True,
-                materialize_grads=True,
-            )
-        trace = trace + dot(list(product), list(direction))
+        product = bent_along(gradient, z, direction, graph=True)
+        trace = trace + dot(product, list(direction))
     return trace * (task.estimator.scale / task.estimator.probes), unused
+
+
+def pulled_back(
+    z: list[Tensor], weights: list[Tensor]
+) -> tuple[list[Tensor], Sequence[Tensor | None]]:
+    """Some u of the outputs' shape, and :math:`J^T u` as a function of it."""
+    u = [torch.zeros_like(part, requires_grad=True) for part in z]
+    return u, torch.autograd.grad(z, weights, u, create_graph=True, allow_unused=True)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ differentiated at once and one graph lives at a time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seht.curvature.head_rules import may_be_large
 from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
 from seht.engines.draw_steps import DrawSteps
@@ -34,13 +34,14 @@ from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
 from seht.engines.step_size import StepControl
+from seht.errors import check_positive
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory
 from seht.precision.policy import Precision, check_precision, prepared
+from seht.replay.closures import alone
 from seht.replay.made_leaves import refuse_lost
 from seht.replay.passes import Passes
 from seht.replay.plan import Logits, Plan
-from seht.replay.reentry import alone
 from seht.task import Directions, Estimate, Task, check_loss, split
 from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored
@@ -61,8 +62,7 @@ class DifferenceEngine:
         two_sided: bool = False,
         precision: str = "full",
     ) -> None:
-        if kappa is not None and not (math.isfinite(kappa) and kappa > 0):
-            raise ValueError(f"kappa must be a positive number, not {kappa!r}")
+        check_positive("kappa", kappa, optional=True)
         self.steps = StepControl(kappa=kappa, fixed=kappa is not None)
         self.draws = DrawSteps()
         """The steps of each set of tensors, if not all of them are drawn (SEHT-D)."""
@@ -118,6 +118,7 @@ class DifferenceEngine:
         """The plan of the passes; with ``check`` they compare steps."""
         prefix = not check and _pays(task) and ranks.keeps_graphs
         formed = prefix or task.examples is not None or not ranks.keeps_graphs
+        formed = formed or not may_be_large(task.parameters)
         if task.curvature == "ggn":
             formed = formed or self.two_sided or not task.differentiable
         whole = Plan(

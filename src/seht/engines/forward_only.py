@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ from seht.tensors.graph_need import dropping, wants_graph
 from seht.tensors.interrupts import uninterrupted
 from seht.tensors.process import unshortened
 from seht.tensors.random_state import RandomState
+
+_Take = Callable[[Directions, list[Tensor], list[Tensor], list[Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -90,20 +92,9 @@ def replicates(
     buffers and gradients are left as they were, the global random state where one run of the
     closure leaves it.
     """
+    drawn = dataclasses.replace(SehtS() if estimator is None else estimator, probes=probes)
     chosen = draw.choose(model, params)
-    task = Task(
-        model,
-        closure,
-        chosen.tensors,
-        tuple(range(len(chosen.tensors))),
-        chosen.named,
-        len(chosen.tensors),
-        dataclasses.replace(SehtS() if estimator is None else estimator, probes=probes),
-        seed,
-        curvature=curvature,
-        boundary=boundary,
-        differentiable=False,
-    )
+    task = Task.to_measure(model, closure, chosen, drawn, seed, curvature, boundary)
     memory = memory or Memory()
     with torch.inference_mode(False), torch.enable_grad(), uninterrupted(), unshortened():
         random = RandomState(model.parameters())
@@ -191,10 +182,9 @@ def _numbers(values: list[Tensor]) -> list[float]:
     return torch.stack([v.double() for v in values]).tolist() if values else []
 
 
-@contextmanager
 def _outputs(
     passes: Passes, watch: Affine | None, memory: Memory
-) -> Iterator[tuple[list[Tensor], Curvature]]:
+) -> tuple[list[Tensor], Curvature]:
     """The centre's outputs and the loss's curvature in them."""
     assert passes.boundary is not None
     if watch is not None and not watch.holds(passes.boundary.origins):
@@ -209,7 +199,31 @@ def _outputs(
     passes.tie(behind)
     if watch is not None and passes.tied:
         raise NotAffine
-    yield z, curvature
+    return z, curvature
+
+
+def _bent(
+    passes: Passes,
+    stretch: float,
+    watch: Affine | None,
+    memory: Memory,
+    take: _Take,
+    *,
+    track: bool,
+) -> None:
+    """Hand ``take`` each probe s, while its pass is there: its outputs, Js and H_out Js."""
+    assert passes.boundary is not None
+    z, curvature = _outputs(passes, watch, memory)
+    for sigma in passes.task.probes():
+        e = _step(passes, sigma, stretch)
+        with passes.at(sigma, e, track=track):
+            above = list(passes.boundary.outputs)
+            direction = [
+                (a.detach() - b.detach()) / e.to(a.dtype) for a, b in zip(above, z, strict=True)
+            ]
+            with passes.weights.back(sigma, e, passes.tied):
+                product = curvature.product(direction)
+            take(sigma, above, direction, product)
 
 
 def _gauss_newton(
@@ -219,18 +233,12 @@ def _gauss_newton(
     if not passes.used:
         return _answer(passes, loss, [0.0] * passes.task.estimator.probes)
     traces = []
-    with _outputs(passes, watch, memory) as (z, curvature):
-        for sigma in passes.task.probes():
-            e = _step(passes, sigma, stretch)
-            with passes.at(sigma, e):
-                above = [a.detach() for a in passes.boundary.outputs]  # type: ignore[union-attr]
-                direction = [
-                    (a - b.detach()) / e.to(a.dtype) for a, b in zip(above, z, strict=True)
-                ]
-                with passes.weights.back(sigma, e, passes.tied):
-                    product = curvature.product(direction)
-            pairs = zip(product, direction, strict=True)
-            traces.append(torch.stack([(h * d).sum().double() for h, d in pairs]).sum())
+
+    def take(_: Any, __: Any, direction: list[Tensor], product: list[Tensor]) -> None:
+        pairs = zip(product, direction, strict=True)
+        traces.append(torch.stack([(h * d).sum().double() for h, d in pairs]).sum())
+
+    _bent(passes, stretch, watch, memory, take, track=False)
     return _answer(passes, loss, _numbers(traces))
 
 
@@ -243,26 +251,16 @@ def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | Non
         passes.forget()
         for sigma in task.probes():
             e = _step(passes, sigma, stretch)
-            sides = []
-            for side in (e, -e):
-                sides.append(passes.gradient(sigma, side, []))
+            sides = [passes.gradient(sigma, side, []) for side in (e, -e)]
             for name in layers:
                 layers[name].append(float((sides[0][name] - sides[1][name]) / (2 * e)))
     elif passes.used:
-        with _outputs(passes, watch, memory) as (z, curvature):
-            for sigma in task.probes():
-                e = _step(passes, sigma, stretch)
-                with passes.at(sigma, e, track=True):
-                    above = list(passes.boundary.outputs)  # type: ignore[union-attr]
-                    direction = [
-                        (a.detach() - b.detach()) / e.to(a.dtype)
-                        for a, b in zip(above, z, strict=True)
-                    ]
-                    with passes.weights.back(sigma, e, passes.tied):
-                        product = curvature.product(direction)
-                    found = passes.pull_along(sigma, [], above, product)
-                for name in layers:
-                    layers[name].append(float(found[name]))
+
+        def take(sigma: Directions, above: list[Tensor], _: Any, product: list[Tensor]) -> None:
+            for name, value in passes.pull_along(sigma, [], above, product).items():
+                layers[name].append(float(value))
+
+        _bent(passes, stretch, watch, memory, take, track=True)
     for k in range(task.estimator.probes):
         traces.append(math.fsum(values[k] for values in layers.values()))
     return _answer(passes, loss, traces, {name: tuple(v) for name, v in layers.items()})

@@ -30,16 +30,14 @@ from torch import Tensor
 from seht.curvature import head_loop
 from seht.curvature.head_loop import HeadGradient, KeptLogits
 from seht.curvature.output_curvature import Curvature
-from seht.curvature.unformed import Head, KeepLogits, Unformed
+from seht.curvature.unformed import Unformed
+from seht.engines.head_sides import LoopedHead, Probed, WaitingHead, through
 from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
 from seht.replay.passes import Passes
 from seht.task import Directions, Estimate, check_loss, split
 from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored, leaves_of
-
-Probed = tuple[Tensor, Gradient, list[Tensor]]
-"""Of one probe: the value, a gradient in the leaves, the cotangents of the centre."""
 
 
 def gauss_newton(
@@ -51,15 +49,15 @@ def gauss_newton(
     task, loss = passes.task, passes.loss
     assert passes.boundary is not None
     scale = task.estimator.scale / task.estimator.probes
-    side: _Side
+    side: OutputSide
     z: list[Tensor] = []
     if passes.terms is not None and passes.losses is not None and passes.losses.kept:
-        side = _Waiting(passes)
+        side = WaitingHead(passes)
         z = side.roots()
     elif passes.terms is not None:
         # The loss's own gradient comes with that of the trace, if its share is known.
         weight = task.weight * scale if task.constant and not task.apart else 0.0
-        side = _Looped(passes, weight)
+        side = LoopedHead(passes, weight)
     else:
         plain, z = passes.apart()
         side = _Whole(passes, plain, z, two_sided, looked)
@@ -110,7 +108,7 @@ def gauss_newton(
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
-def _apart(passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor]) -> Gradient:
+def _apart(passes: Passes, side: OutputSide, total: Gradient, cotangents: list[Tensor]) -> Gradient:
     """The loss's gradient; that of the trace is completed in ``total``. Both want the centre, whose
     graph was dropped at the boundary.
     """
@@ -129,7 +127,7 @@ def _apart(passes: Passes, side: _Side, total: Gradient, cotangents: list[Tensor
     return own
 
 
-class _Side(Protocol):
+class OutputSide(Protocol):
     """The computation after the outputs: the curvature, and gradients pulled back from it."""
 
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
@@ -160,12 +158,8 @@ class _Whole:
         looked: set[frozenset[str]],
     ) -> None:
         assert passes.boundary is not None
-        self._passes, self._boundary, self._z, self._two_sided = (
-            passes,
-            passes.boundary,
-            z,
-            two_sided,
-        )
+        self._passes, self._boundary = passes, passes.boundary
+        self._z, self._two_sided = z, two_sided
         self._curvature = Curvature(loss, z)
         self._boundary.check(self._curvature.curved)
         behind = {id(leaf) for leaf in leaves_of([loss], stop=z)}
@@ -232,135 +226,11 @@ class _Whole:
         places = above[0].rows.places.flatten().to(e.device)
         centre = KeptLogits(self._z[0], terms[0].dim)
         value = head_loop.run(terms, centre, there, places, e, 0.0)
-        return value, _through(self._passes, there), [centre.cotangents()]
-
-
-class _Waiting:
-    """A linear head whose logits at the centre are kept, for the user's backward pass."""
-
-    def __init__(self, passes: Passes) -> None:
-        assert passes.boundary is not None and passes.terms is not None
-        assert passes.losses is not None
-        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
-        self._kept = passes.losses.kept
-        self._probed = False
-
-    def roots(self) -> list[Tensor]:
-        """What stands for the gradient of the trace in the logits."""
-        return [root for _, root in self._kept]
-
-    def pulled(self, pulls: list[Tensor]) -> Gradient:
-        """Through the head."""
-        return self._passes.pull_centre(self.roots(), pulls) if pulls else []
-
-    def slopes(self) -> tuple[Gradient, list[Tensor]]:
-        """All of it."""
-        return self._passes.leaves.pull([self._passes.loss], None, keep=True), []
-
-    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
-        """Nothing is missing."""
-        return total, pulls
-
-    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
-        """A few rows at a time. What flows back from the logits is added up there."""
-        first = alone or not self._probed
-        if first:
-            for kept, _ in self._kept:
-                kept.straighten()
-        self._probed = not alone
-        with self._passes.at(sigma, e):
-            there = HeadGradient(_head_of(self._boundary.outputs))
-            value = torch.stack(
-                [
-                    head_loop.run([term], kept, there, None, e, 0.0)
-                    for term, (kept, _) in zip(self._terms, self._kept, strict=True)
-                ]
-            ).sum()
-            part = _through(self._passes, there)
-        return value, part, [value.new_full((), float(first)) for _ in self._kept]
-
-
-class _Looped:
-    """A linear head that is gone through a few rows at a time, at the centre too."""
-
-    def __init__(self, passes: Passes, weight: float) -> None:
-        assert passes.boundary is not None and passes.terms is not None
-        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
-        self._weight = weight
-        self._head = _head_of(self._boundary.outputs)
-        self._apart: HeadGradient | None = None
-        """The loss's own gradient, where its share is not known in the beginning."""
-        self._pending = True
-        self._states = False
-        """Whether the hidden states depend on anything."""
-
-    def roots(self) -> list[Tensor]:
-        """The hidden states, where they are no constants."""
-        hidden = _head_of(self._boundary.outputs).hidden
-        return [hidden] if hidden.requires_grad else []
-
-    def pulled(self, pulls: list[Tensor]) -> Gradient:
-        """Of cotangents of the hidden states."""
-        with self._passes.at(None):
-            return _pulled(self._passes, self.roots(), pulls)
-
-    def slopes(self) -> tuple[Gradient, list[Tensor]]:
-        """Through the head."""
-        centre = self._centre(self._states)
-        head_loop.slopes(self._terms, centre)
-        return self._passes.leaves.by_place(centre.leaves()), centre.cotangents()
-
-    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
-        """The last pass takes the logits' losses for constants."""
-        assert self._passes.losses is not None
-        self._passes.losses.settle()
-        if self._apart is None:
-            return total, pulls
-        total = add(total, self._passes.leaves.by_place(self._apart.leaves()))
-        own = self._apart.cotangents()
-        return total, [p + s for p, s in zip(pulls, own, strict=False)] or own
-
-    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
-        """A few rows at a time."""
-        passes, apart, slope = self._passes, None, 0.0
-        with passes.at(sigma, e):
-            head = _head_of(self._boundary.outputs)
-            self._states = head.hidden.requires_grad
-            there, centre = HeadGradient(head), self._centre(self._states)
-            if self._pending and not alone:
-                self._pending = False
-                if self._weight:
-                    slope = 1 / self._weight
-                else:
-                    self._apart = apart = self._centre(self._states)
-            value = head_loop.run(self._terms, centre, there, None, e, slope, apart)
-            part = _through(passes, there)
-        return value, add(part, passes.leaves.by_place(centre.leaves())), centre.cotangents()
-
-    def _centre(self, states: bool) -> HeadGradient:
-        head, at_centre = self._head, self._passes.weights.at_centre
-        bias = None if head.bias is None else at_centre(head.bias)
-        return HeadGradient(head, at_centre(head.weight), bias, states=states)
-
-
-def _head_of(outputs: list[Tensor]) -> Head:
-    if len(outputs) != 1 or not isinstance(outputs[0], Unformed) or outputs[0].looks:
-        raise KeepLogits
-    return outputs[0].head
-
-
-def _through(passes: Passes, head: HeadGradient) -> Gradient:
-    """The gradient in all leaves, of a head and before it."""
-    part = _pulled(passes, head.states(), head.cotangents())
-    return add(part, passes.leaves.by_place(head.leaves()))
-
-
-def _pulled(passes: Passes, roots: list[Tensor], pulls: list[Tensor]) -> Gradient:
-    return passes.leaves.pull(roots, pulls, keep=passes.older) if roots else []
+        return value, through(self._passes, there), [centre.cotangents()]
 
 
 def _compare(
-    passes: Passes, sigma: Directions, side: _Side, order: float, e: Tensor
+    passes: Passes, sigma: Directions, side: OutputSide, order: float, e: Tensor
 ) -> list[Tensor]:
     """Compare the gradients at e/2, e and 2e: the numbers of a `Look` (``looks.py``)."""
 

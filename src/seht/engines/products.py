@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from seht.curvature.boundary import Boundary
-from seht.curvature.flat_losses import look, twice
-from seht.curvature.output_curvature import slope
+from seht.curvature.flat_losses import look
+from seht.curvature.output_curvature import bent_along, slope
 from seht.distributed import LOCAL
-from seht.engines.autograd import refuse_compiled
+from seht.engines.autograd import pulled_back, refuse_compiled
 from seht.engines.step_size import START
 from seht.estimators import SehtH
 from seht.operators.orders import refuse_wrong
@@ -34,8 +34,7 @@ from seht.task import Closure, Task, check_loss, refuse_parallel, refuse_scripte
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import coarser, survey
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.once_differentiable import refuse_once
-from seht.tensors.solid import solid
+from seht.tensors.second_derivatives import refuse_once, solid
 
 _HESSIAN = 'take curvature="hessian", whose products can do without'
 _ONCE = f"{_HESSIAN}, or compute its backward with differentiable operations and drop the mark"
@@ -132,7 +131,9 @@ class Products:
         return [found.get(id(w), torch.zeros_like(w)) for w in self._weights]
 
     def _task(self, closure: Closure) -> Task:
-        return _task(self._model, closure, self._chosen, self._curvature, self._boundary)
+        return Task.to_measure(
+            self._model, closure, self._chosen, SehtH(), 0, self._curvature, self._boundary
+        )
 
 
 @contextmanager
@@ -140,7 +141,8 @@ def loss_in_logits(
     model: nn.Module, closure: Closure, chosen: Chosen, boundary: str | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The model's one output z and dL/dz, which can be differentiated again inside the block."""
-    marks = Boundary(_task(model, closure, chosen, "ggn", boundary), cut=True)
+    task = Task.to_measure(model, closure, chosen, SehtH(), 0, "ggn", boundary)
+    marks = Boundary(task, cut=True)
     with torch.enable_grad(), uninterrupted(), BorrowedBuffers(model):
         with marks:
             loss = check_loss(split(closure())[0])
@@ -157,16 +159,6 @@ def loss_in_logits(
         yield outputs[0], gradient
 
 
-def _task(
-    model: nn.Module, closure: Closure, chosen: Chosen, curvature: str, boundary: str | None
-) -> Task:
-    count = len(chosen.tensors)
-    return Task(
-        model, closure, chosen.tensors, tuple(range(count)), chosen.named, count, SehtH(), 0,
-        curvature=curvature, boundary=boundary, differentiable=False,
-    )  # fmt: skip
-
-
 def _gauss_newton(
     loss: Tensor, boundary: Boundary, weights: list[Tensor], parts: list[Tensor], first: bool
 ) -> Sequence[Tensor]:
@@ -176,19 +168,12 @@ def _gauss_newton(
     boundary.check(curved)
     if first:
         look(gradient, z)
-    u = [torch.zeros_like(part, requires_grad=True) for part in z]
-    back = torch.autograd.grad(z, weights, u, create_graph=True, allow_unused=True)
+    u, back = pulled_back(z, weights)
     pairs = [(b * v).sum() for b, v in zip(back, parts, strict=True) if b is not None]
     if not pairs:
         return [torch.zeros_like(w) for w in weights]
     along = torch.autograd.grad(
         torch.stack(pairs).sum(), u, retain_graph=True, materialize_grads=True
     )
-    kept = [
-        (g, d) for g, d in zip(gradient, along, strict=True) if g is not None and g.requires_grad
-    ]
-    with twice():
-        curved_along = torch.autograd.grad(
-            [g for g, _ in kept], z, [d for _, d in kept], retain_graph=True, materialize_grads=True
-        )
-    return torch.autograd.grad(z, weights, curved_along, materialize_grads=True)
+    product = bent_along(gradient, z, along, graph=False)
+    return torch.autograd.grad(z, weights, product, materialize_grads=True)

@@ -51,7 +51,7 @@ def complete(comparison: Comparison, say: Say) -> None:
 
 def in_the_middle(training: Training) -> Training:
     """Move a training to its middle, about to make a step."""
-    training.epoch = training.recipe.epochs // 2
+    training.go_to(training.recipe.epochs // 2)
     training.begin_epoch(0.0)
     training.model.train()
     training.method.seek(training.step - training.step % CYCLE)

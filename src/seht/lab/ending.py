@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate, in_float, judging
+from seht.lab.methods.loss import plain_loss
 from seht.lab.robustness import NOISE, robustness
 from seht.lab.spectrum import EXAMPLES
 from seht.lab.training import Training
@@ -61,7 +62,6 @@ def robust(training: Training, which: str, test: bool) -> dict[str, float]:
 def rises(training: Training) -> dict[str, float]:
     """What weight noise adds to the training loss, and what the trace says it should add."""
     import seht
-    from seht.lab.measured import loss_fn
 
     model, text = in_float(training.bare), training.recipe.task == "text"
     shares = [share / 100 for share in NOISE]
@@ -69,7 +69,7 @@ def rises(training: Training) -> dict[str, float]:
     with judging(model):
         measured = seht.measure.robustness(
             model,
-            loss_fn,
+            plain_loss,
             batches,
             bits=(),
             noise=shares,

@@ -7,6 +7,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 import seht
 from seht.lab import calibration
 from seht.lab.methods.base import Batch
-from seht.lab.methods.loss import detached
+from seht.lab.methods.loss import outputs, plain_loss
 from seht.measure.keep import evaluating
 
 TRACE_EXAMPLES = 1000
@@ -37,7 +39,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str,
     hidden, count = None, 0
     with evaluating(model):
         for batch in batches:
-            logits, hidden = forward(model, batch, hidden)
+            logits, hidden = outputs(model, replace(batch, hidden=hidden))
             labels = batch.y.flatten()
             loss = F.cross_entropy(logits, labels, reduction="sum")
             places = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]
@@ -51,14 +53,6 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str,
     if task == "text":
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "ece": ece}
     return {"loss": loss, "top1": 100 * first, "top5": 100 * five, "ece": ece}
-
-
-def forward(model: nn.Module, batch: Batch, hidden: Any = None) -> tuple[Tensor, Any]:
-    """Logits with one row per prediction, and the hidden state where there is one."""
-    if batch.y.dim() == 1:
-        return model(batch.x), None
-    logits, hidden = model(batch.x, hidden)
-    return logits.flatten(0, 1), detached(hidden)
 
 
 @contextmanager
@@ -82,11 +76,12 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
     """
     batches = list(batches)
     sizes = [batch.y.numel() for batch in batches]
+    closures = [partial(plain_loss, model, batch) for batch in batches]
     with torch.no_grad(), judging(model):
         traces = [
             sum(
                 size / sum(sizes) * seht.hessian_trace(model, closure, probes=1, seed=p).item()
-                for size, closure in zip(sizes, _closures(model, batches), strict=True)
+                for size, closure in zip(sizes, closures, strict=True)
             )
             for p in range(seed * TRACE_PROBES, (seed + 1) * TRACE_PROBES)
         ]
@@ -100,10 +95,3 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
         "trace": trace if all(map(math.isfinite, traces)) else None,
         "weight_norm": math.sqrt(sum(squares)),
     }
-
-
-def _closures(model: nn.Module, batches: list[Batch]) -> list[Any]:
-    def make(batch: Batch) -> Any:
-        return lambda: F.cross_entropy(forward(model, batch)[0], batch.y.flatten())
-
-    return [make(batch) for batch in batches]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torch import Tensor, nn
-
 from seht.lab.data import Data
 from seht.lab.methods.base import Batch
-from seht.lab.methods.loss import cross_entropy, outputs
 
 
 class ValidationBatches:
@@ -28,8 +25,3 @@ class ValidationBatches:
                 continue
             parts = zip(batch.x.split(self._size), batch.y.split(self._size), strict=True)
             yield from (replace(batch, x=x, y=y) for x, y in parts)
-
-
-def held_out_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The plain cross-entropy, without a method's terms."""
-    return cross_entropy(outputs(model, batch)[0], batch)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from seht.lab.methods.base import Batch
+from seht.lab.methods.loss import plain_loss
 from seht.lab.records import loads
 from seht.measure.survey import Subject
 
@@ -63,7 +62,7 @@ def _subject(directory: Path, split: str, data_dir: str | None, *, short: bool) 
         ) from error
     text = recipe.task == "text"
     name = f"{method}, seed {seed}" if short else f"{recipe.name}: {method}, seed {seed}"
-    return Subject(name, model, loss_fn, _Split(data, split), batch_dim=1 if text else 0)
+    return Subject(name, model, plain_loss, _Split(data, split), batch_dim=1 if text else 0)
 
 
 class _Split:
@@ -74,10 +73,3 @@ class _Split:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._data.eval_batches(self._split))
-
-
-def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
-    """Plain cross-entropy, without the method's terms: models are compared by the same measure."""
-    logits = model(batch.x)
-    logits = logits[0] if isinstance(logits, tuple) else logits
-    return F.cross_entropy(logits.flatten(0, -2), batch.y.flatten())

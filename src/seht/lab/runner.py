@@ -163,7 +163,7 @@ class _Loop:
         if valid and (self.best is None or score(row) > score(self.best["row"])):
             weights = {k: v.detach().cpu().clone() for k, v in training.model.state_dict().items()}
             self.best = {"row": row, "weights": weights}
-        training.epoch, training.position = number, 0
+        training.go_to(number)
         if training.recipe.curve and self.trial.test:
             self.tested.append(self.ranks.lead(lambda: ending.curve(training)))
         curve = self.tested or [{} for _ in self.rows]

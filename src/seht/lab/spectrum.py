@@ -13,6 +13,7 @@ from torch import nn
 
 from seht.lab.evaluate import judging
 from seht.lab.methods.base import Batch
+from seht.lab.methods.loss import plain_loss
 
 EXAMPLES = 200
 """Images; of text one stretch of every stream, or as many as reach so many tokens."""
@@ -30,7 +31,6 @@ def spectrum(
     A search that ends before its values are found has bounds (``converged`` is false): the largest
     eigenvalue is at least, the smallest at most what it says. One that cannot be made says why.
     """
-    from seht.lab.measured import loss_fn
     from seht.measure import stability
 
     if not products:
@@ -41,7 +41,7 @@ def spectrum(
         with judging(model):
             found = stability(
                 model,
-                loss_fn,
+                plain_loss,
                 kept,
                 largest=1,
                 smallest=1,

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from seht.lab.config import Recipe
-from seht.lab.held_out import ValidationBatches, held_out_loss
+from seht.lab.held_out import ValidationBatches
 from seht.lab.methods.base import Batch, Run
-from seht.lab.methods.loss import detached, make_closure
+from seht.lab.methods.loss import detached, make_closure, plain_loss
 from seht.lab.ranks import FabricRanks, single
 
 
@@ -82,7 +82,7 @@ class Training:
                 self.data.steps_per_epoch,
                 seed,
                 optimizer=plain,
-                held_out=(held_out, held_out_loss),
+                held_out=(held_out, plain_loss),
             )
         )
         # Fabric's optimiser, or a tuple of them, says its type; there is one.
@@ -101,6 +101,10 @@ class Training:
     def step(self) -> int:
         """Steps done since the run began."""
         return self.epoch * self.data.steps_per_epoch + self.position
+
+    def go_to(self, epoch: int) -> None:
+        """The next step is the first of that epoch."""
+        self.epoch, self.position = epoch, 0
 
     def begin_epoch(self, lr: float) -> None:
         """Seed the epoch's random numbers and set its learning rate."""

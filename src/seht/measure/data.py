@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from seht.errors import check_count
 from seht.tensors.trees import mapped, tensors
 
 MICRO_BATCH = 128
@@ -46,8 +47,8 @@ class Batches:
         device: torch.device | None = None,
         again: bool = False,
     ) -> None:
-        check_count("micro_batch", size)
-        check_count("limit", limit)
+        check_count("micro_batch", size, optional=True)
+        check_count("limit", limit, optional=True)
         self._size, self._axis, self._limit, self._device = size, axis, limit, device
         self.partial = False
         """Whether the last reading left something out, because of ``limit``."""
@@ -164,13 +165,3 @@ def reads_once(data: Any) -> bool:
 def kept(data: Any) -> Any:
     """The data as something that can be read again; a list of tensors would be one batch."""
     return deque(data) if reads_once(data) else data
-
-
-def check_count(name: str, value: object, least: int = 1, optional: bool = True) -> None:
-    """Refuse what is no whole number of at least ``least``."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")

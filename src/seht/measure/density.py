@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.measure.data import check_count
+from seht.errors import check_count, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import lanczos
 from seht.measure.numbers import duration, number, said, with_error
@@ -123,11 +123,10 @@ def density(
         options: ``curvature``, ``boundary``, ``seed`` (of the starts), ``progress``, ``params``,
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
-    check_count("probes", probes, optional=False)
-    check_count("steps", steps, optional=False)
-    check_count("points", points, 2, optional=False)
-    if width is not None and not (math.isfinite(width) and width > 0):
-        raise ValueError(f"width must be a positive number, not {width!r}")
+    check_count("probes", probes)
+    check_count("steps", steps)
+    check_count("points", points, 2)
+    check_positive("width", width, optional=True)
     nodes, weights = [], []
     with measuring("density", model, loss_fn, data, **options) as m:
         product = HessianProduct(m)

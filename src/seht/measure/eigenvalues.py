@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import unknown
+from seht.errors import check_count, unknown
 from seht.extras import need
-from seht.measure.data import check_count
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends, lanczos
 from seht.measure.numbers import duration, number, said
@@ -149,9 +148,9 @@ class Search:
     solver: str
 
     def __post_init__(self) -> None:
-        check_count("largest", self.largest, 0, optional=False)
-        check_count("smallest", self.smallest, 0, optional=False)
-        check_count("max_products", self.most, optional=False)
+        check_count("largest", self.largest, 0)
+        check_count("smallest", self.smallest, 0)
+        check_count("max_products", self.most)
         if self.largest + self.smallest == 0:
             raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
         if self.solver not in SOLVERS:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.measure.data import check_count
+from seht.errors import check_count, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Options, measuring
@@ -114,10 +114,9 @@ def landscape(
     """
     if dims not in (1, 2):
         raise ValueError(f"dims must be 1 or 2, not {dims!r}")
-    check_count("points", points, 2, optional=False)
-    check_count("directions", directions, optional=False)
-    if not (math.isfinite(span) and span > 0):
-        raise ValueError(f"span must be a positive number, not {span!r}")
+    check_count("points", points, 2)
+    check_count("directions", directions)
+    check_positive("span", span)
     # Symmetric, so that the middle one is 0 and not what rounding leaves of it.
     steps = [span * (2 * k - points + 1) / (points - 1) for k in range(points)]
     with measuring("landscape", model, loss_fn, data, **options) as m:

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from seht.errors import check_count, check_positive
 from seht.guards import warn
-from seht.measure.data import check_count, kept
+from seht.measure.data import kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Measurement, Options, measuring
-from seht.measure.readings import read
 from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
+from seht.measure.trace import read
 
 LAYER_BITS = 4
 
@@ -116,9 +117,8 @@ def robustness(
         if not (isinstance(count, int) and 2 <= count <= 16):
             raise ValueError(f"bits must be whole numbers from 2 to 16, not {count!r}")
     for share in noise:
-        if not (isinstance(share, (int, float)) and math.isfinite(share) and share > 0):
-            raise ValueError(f"noise must be positive shares, such as 0.03, not {share!r}")
-    check_count("draws", draws, optional=False)
+        check_positive("noise", share)
+    check_count("draws", draws)
     if options.get("params") is None:
         _check_floating(model)
     data = kept(data)  # the trace reads it again

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from seht.measure.data import check_count
+from seht.errors import check_count, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import LossFn, Measurement, Options, measuring
@@ -108,10 +108,9 @@ def sharpness(
         options: ``seed`` (of the directions), ``progress``, ``params`` (which tensors are moved),
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
-    if not (isinstance(rho, (int, float)) and math.isfinite(rho) and rho > 0):
-        raise ValueError(f"rho must be a positive number, not {rho!r}")
-    check_count("draws", draws, optional=False)
-    check_count("steps", steps, optional=False)
+    check_positive("rho", rho)
+    check_count("draws", draws)
+    check_count("steps", steps)
     with measuring("sharpness", model, loss_fn, data, **options) as m:
         loss = m.loss()
         rises = []

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from seht.measure.data import check_count, reads_once
+from seht.errors import check_count
+from seht.measure.data import reads_once
 from seht.measure.keep import evaluating
 from seht.measure.objective import LossFn
 from seht.measure.results import TraceResult
@@ -98,7 +99,7 @@ class Tracker:
     ) -> None:
         if (every is None) == (budget is None):
             raise ValueError("give one of every= (steps) and budget= (a share of the time)")
-        check_count("every", every)
+        check_count("every", every, optional=True)
         if budget is not None and not (math.isfinite(budget) and 0 < budget <= 1):
             raise ValueError(f"budget must be a share of the time in (0, 1], not {budget!r}")
         if mode not in ("eval", "as-is"):

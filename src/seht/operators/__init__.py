@@ -7,7 +7,7 @@
   ``maxima.py`` (pooling, too), ``movement.py``, ``norms.py``, ``random_draws.py``, ``scales.py``.
 - The columns. Kinks: ``rules.py`` (what a rule is), ``pieces.py``, ``composed.py``. Axes:
   ``axes/``. Affine: ``affinity.py``, and the mode in ``affine.py``. Safe forms: the mode in
-  ``safe_forms.py``, ``orders.py`` (what no mode sees). Sharp: ``float64_loss.py``.
+  ``safe_forms.py``, ``orders.py`` (what no mode sees). Sharp: ``losses.py``.
 
 May import ``tensors/`` and what lies beneath; imported by all above.
 """

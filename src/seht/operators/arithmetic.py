@@ -19,8 +19,7 @@ from seht.operators.axes.arithmetic import (
 )
 from seht.operators.composed import refused
 from seht.operators.operator import Operator
-from seht.operators.pieces import LINEAR
-from seht.tensors.modulus import modulus
+from seht.operators.pieces import LINEAR, modulus
 
 
 def _absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -13,7 +13,6 @@ from seht.operators.bits import masked, pack
 from seht.operators.rules import Mode, Rule, first, write_back
 from seht.tensors.graph_need import kept_graph
 from seht.tensors.layouts import laid_out, layout_of
-from seht.tensors.modulus import MODULI, modulus
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
 
@@ -66,6 +65,19 @@ def _relu_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -
 
 
 RELU = Rule(_relu_record, _relu_replay)
+
+
+# --- the modulus of complex numbers ---------------------------------------------------------------
+# At 0 it has no derivative. PyTorch takes 0 for the first, and NaN for the third, which would reach
+# the weights from every frame of silence in a spectrogram. Here all of them are 0.
+
+MODULI = frozenset((torch.abs, Tensor.abs, Tensor.__abs__, torch.absolute, Tensor.absolute))
+"""The functions that give it."""
+
+
+def modulus(c: Tensor, zero: Tensor) -> Tensor:
+    """|c|, and the constant 0 where ``zero`` says that it is 0."""
+    return c.masked_fill(zero, 1).abs().masked_fill(zero, 0)
 
 
 # --- piecewise linear functions: f(x) = sum_i a_i x_i + b on the piece of the centre -------------

@@ -50,7 +50,7 @@ class Setting:
     compact: bool
     """Keep masks instead of outputs."""
     sharp: bool
-    """Whether losses are taken in float64 where that costs nothing (``float64_loss.py``)."""
+    """Whether losses are taken in float64 where that costs nothing (``operators/losses.py``)."""
     layers: dict[Any, Rule] | None
     """The per-sample rules of layers, where every example has a probe of its own."""
 

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def sharp(self) -> bool:
-        """Whether losses are taken in float64 where that costs nothing (``float64_loss.py``). The
-        Gauss-Newton trace takes no difference of the loss's gradients.
+        """Whether losses are taken in float64 where that costs nothing (``operators/losses.py``).
+        The Gauss-Newton trace takes no difference of the loss's gradients.
         """
         return not self.ggn and not self.precision.native

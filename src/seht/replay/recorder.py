@@ -21,9 +21,8 @@ from seht.operators.operator import IN_PLACE
 from seht.operators.rules import KeepGraph, Rule, first
 from seht.persample import recurrent
 from seht.persample.tracking import ExampleTracker
-from seht.replay.aliases import Aliases
 from seht.replay.buffers import compiles
-from seht.replay.intermediates import Intermediates
+from seht.replay.followed import Aliases, Intermediates
 from seht.replay.mode import PassMode, Setting, idle
 from seht.replay.prefix import Prefix
 from seht.replay.witness import Witness, name

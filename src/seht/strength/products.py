@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from seht.tensors.dtensors import local
+from seht.tensors.graph import quiet
+from seht.tensors.process import own_gradients
 
 Vector = dict[str, Tensor]
 """A gradient, by the parameters' names; one that is missing is zero."""
@@ -61,6 +63,16 @@ def vector(names: Sequence[str], gradients: Sequence[Tensor | None]) -> Vector:
     """Gradients (of sharded weights: this rank's part) under their names, without a graph."""
     found = zip(names, gradients, strict=True)
     return {name: local(g).to_dense() for name, g in found if g is not None}
+
+
+def gradient(value: Tensor, weights: Mapping[str, Tensor]) -> Vector:
+    """Past the user's hooks, and the graph stays for the user's own backward pass."""
+    leaves = list(weights.values())
+    if not value.requires_grad:
+        return {}
+    with own_gradients(), quiet(leaves):
+        found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+    return vector(list(weights), found)
 
 
 def mean(so_far: Vector, new: Vector, rate: float) -> Vector:

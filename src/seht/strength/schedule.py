@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from seht.errors import check_count
 from seht.guards import warn
 
 _RARE = 4
@@ -27,11 +28,10 @@ class Schedule:
     total_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("every", self.every, 1)
+        check_count("every", self.every)
         for name in ("warmup", "ramp"):
             check_length(name, getattr(self, name))
-        if self.total_steps is not None:
-            check_count("total_steps", self.total_steps, 1)
+        check_count("total_steps", self.total_steps, optional=True)
 
     def warn_if_rare(self) -> None:
         """Warn of penalised steps that are too rare, and too strong."""
@@ -109,14 +109,6 @@ def check_weight(weight: Any) -> float:
     if not math.isfinite(weight) or weight < 0:
         raise ValueError(f"weight must be finite and not negative, not {weight!r}")
     return float(weight)
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """A whole number that is large enough."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 def check_length(name: str, value: Any) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from seht.errors import NonFiniteError
+from seht.errors import NonFiniteError, check_positive
 from seht.strength.calm import Calm
 from seht.strength.products import Vector, mean
 from seht.strength.schedule import Schedule
@@ -26,10 +26,7 @@ class ShareWeight(Weight):
     kind = "share"
 
     def __init__(self, share: float, *, follow: bool = False) -> None:
-        if isinstance(share, bool) or not isinstance(share, (int, float)):
-            raise TypeError(f"share must be a number such as 3.0, not {share!r}")
-        if not (math.isfinite(share) and share > 0):
-            raise ValueError(f"share must be positive and finite, not {share!r}")
+        check_positive("share", share)
         self._share, self._follow = float(share), follow
         self.calm = Calm()
         self._count = 0

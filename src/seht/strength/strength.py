@@ -12,15 +12,13 @@ from torch import nn
 from seht.distributed import Ranks
 from seht.strength import held_out as held
 from seht.strength.open_weight import OpenWeight
-from seht.strength.products import Preconditioner, Vector, trainable, vector
+from seht.strength.products import Preconditioner, Vector, gradient, trainable
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.tuned_weight import TunedWeight
 from seht.strength.tuning import Tuning
 from seht.strength.weight import Weight
 from seht.task import Closure, Estimate, Task
-from seht.tensors.graph import quiet
-from seht.tensors.process import own_gradients
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,8 @@ class Strength:
         if not dose.look:
             return
         weights = trainable(task.model)
-        trace = _gradient(estimate.trace, weights) if TRACE in dose.look else {}
-        loss = _gradient(estimate.loss, weights) if LOSS in dose.look else {}
+        trace = gradient(estimate.trace, weights) if TRACE in dose.look else {}
+        loss = gradient(estimate.loss, weights) if LOSS in dose.look else {}
         others: Vector = {}
         losses: tuple[torch.Tensor, ...] = ()
         if dose.held_out is not None:
@@ -177,13 +175,3 @@ class Strength:
         weight.load_state(state)
         self.weight, self._place, self._read = weight, place, int(state["read"])
         self._go_on_reading()
-
-
-def _gradient(value: torch.Tensor, weights: dict[str, nn.Parameter]) -> Vector:
-    """Past the user's hooks, and the graph stays for the user's own backward pass."""
-    leaves = list(weights.values())
-    if not value.requires_grad:
-        return {}
-    with own_gradients(), quiet(leaves):
-        found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-    return vector(list(weights), found)

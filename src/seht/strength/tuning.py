@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
+from seht.errors import check_count, check_positive
 from seht.strength.lift import Lift
 
 _FIRST, _SECOND = 0.9, 0.99
@@ -90,12 +91,11 @@ class Tuning:
     beyond: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("start", "most", "least", "travel", "home", "gap", "beyond"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number, not {value!r}")
-            if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "gap"))):
-                raise ValueError(f"{name} must be positive and finite, not {value!r}")
+        for name in ("start", "most", "least", "travel", "home", "beyond"):
+            check_positive(name, getattr(self, name))
+        if self.gap != 0:
+            check_positive("gap", self.gap)
+        check_count("interval", self.interval, optional=True)
         if self.beyond < 1:
             raise ValueError(
                 f"beyond must be 1 or more, not {self.beyond:g}; 1 keeps most= as it is"
@@ -105,12 +105,6 @@ class Tuning:
                 f"a tuned weight needs least <= home <= most, not {self.least:g}, "
                 f"{self.home:g}, {self.most:g}"
             )
-        if self.interval is not None and (
-            isinstance(self.interval, bool)
-            or not isinstance(self.interval, int)
-            or self.interval < 1
-        ):
-            raise ValueError(f"interval must be a whole number of 1 or more, not {self.interval!r}")
 
     def spacing(self, penalised: int | None, every: int) -> int:
         """How many penalised steps lie between two looks."""

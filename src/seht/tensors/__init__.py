@@ -3,7 +3,7 @@
 - Tensors: ``trees`` (structures of them), ``shared_memory`` (who lies where), ``layouts``,
   ``dtensors``, ``gradients`` (one for each leaf).
 - Graphs: ``graph`` (walks through them, and gradients handed out later), ``graph_need``,
-  ``deferred``, ``once_differentiable``, ``solid``, ``modulus``, ``hooks``.
+  ``deferred``, ``second_derivatives``, ``hooks``.
 - The process: ``process`` (all that we change in it), ``random_state``, ``interrupts``, ``undo``.
 
 The lowest floor: anyone may import it, and it imports nothing of ours.

@@ -299,7 +299,7 @@ ASKED: ContextVar[int] = ContextVar("seht_asked", default=0)
 """How often closures have asked :func:`seht.replaying`, a count (``replay/replayer.py``)."""
 
 INSIDE: ContextVar[bool] = ContextVar("seht_inside", default=False)
-"""A step, in which there can be no other (``replay/reentry.py``)."""
+"""A step, in which there can be no other (``replay/closures.py``)."""
 
 STRICT: ContextVar[Any] = ContextVar("seht_strict", default=None)
 """The ``Precision`` that an autocast of the closure meets (``precision/policy.py``)."""

@@ -122,8 +122,8 @@ class Case:
         problem = Problem(model, *self.data(batch, draw, **data), self.axis, self.adamw)
         adam = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(train):
-            other = replace(problem)
-            other.x, other.y = self.data(batch, draw, **data)
+            x, y = self.data(batch, draw, **data)
+            other = replace(problem, x=x, y=y)
             adam.zero_grad()
             other.closure().backward()
             adam.step()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from seht.lab.bench import rows, timing
 from seht.lab.bench.cases import Case
-from seht.lab.bench.results import CaseResult, RowResult, Say, Settings, brief, fill
+from seht.lab.bench.results import CaseResult, Say, Settings, brief
 
 
 def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -> None:
@@ -25,7 +26,7 @@ def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -
     problem = case.problem(settings.scale)
     table = [row for row in rows.table() if row.essential]
     try:
-        problem.model = torch.compile(problem.model)  # type: ignore[assignment]
+        problem = replace(problem, model=torch.compile(problem.model))
         found, clock = timing.time_rows(
             problem,
             {row.key: row.runner(problem) for row in table},
@@ -40,8 +41,7 @@ def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -
     except Exception as error:  # a compiler may fail in any way
         failed("plain", error)
         return
-    result.compiled = [RowResult.empty(row) for row in table]
-    fill(result.compiled, found)
+    result.timed_compiled(table, found)
     result.notes.append(
         f"A compiled plain step took {1e3 * clock.plain_median:.0f} ms, an eager one "
         f"{1e3 * result.plain_seconds:.0f} ms."

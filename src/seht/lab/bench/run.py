@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -15,7 +16,7 @@ from seht.lab.bench import memory, rows, timing
 from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
 from seht.lab.bench.cases import CASES, Case
 from seht.lab.bench.compiled import run_compiled
-from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, brief, fill
+from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, brief
 from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.runners import Penalty, Runner
 from seht.lab.training import repeatable
@@ -86,8 +87,7 @@ class _Bench:
     def result(self) -> CaseResult:
         """What was found."""
         for row in self.found.rows:
-            if row.ratio is not None and row.variance is not None:
-                row.variance_time = row.ratio * row.variance
+            row.priced()
         return self.found
 
     def _failed(self, key: str, error: Exception) -> None:
@@ -118,13 +118,12 @@ class _Bench:
             failed=self._failed,
             said=lambda key, t: self.say(f"{key}: {t.ratios[-1]:.2f} plain steps"),
         )
-        fill(self.found.rows, found)
+        self.found.timed(found, clock.plain_median)
         missing = [row.key for row in self.found.rows if row.ratio is None and not row.notes]
         if missing:
             self.found.notes.append(
                 f"Not timed, as the time allowed was over: `{'`, `'.join(missing)}`."
             )
-        self.found.plain_seconds = clock.plain_median
         for key in ("hessian/scalar", "ggn/scalar"):
             if not self.settings.everything and clock.plain_median > 0.2:
                 continue  # a check of a slow model takes its time
@@ -155,12 +154,7 @@ class _Bench:
                 if "error" in item:
                     row.notes.append(f"memory: {item['error']}")
                     continue
-                if row.key == "plain":
-                    self.found.plain_mib = item["peak"]
-                if self.found.plain_mib:
-                    row.memory = item["peak"] / self.found.plain_mib
-                    if "check" in item:
-                        row.check_memory = item["check"] / self.found.plain_mib
+                self.found.weighed(row.key, item["peak"], item.get("check"))
                 self.say(f"{row.key}: {item['peak']:.1f} MiB")
         except (OSError, RuntimeError, AttributeError) as error:
             self.found.notes.append(f"Memory was not measured: {error}")
@@ -174,7 +168,7 @@ class _Bench:
             if self.late:
                 break
             try:
-                found.error = errors.of(row)
+                found.judged(errors.of(row))
             except Exception as error:
                 self._failed(row.key, error)
             if found.error is not None:
@@ -205,13 +199,11 @@ class _Bench:
         for row, found in zip(self.table, self.found.rows, strict=True):
             if row.same_draws not in seen:
                 continue
-            of = value[row.same_draws]
-            found.draws = seen[row.same_draws].count
+            of, draws = value[row.same_draws], seen[row.same_draws].count
             if of is None:
-                found.notes.append(f"variance: too large to be seen with {found.draws} draws")
+                found.varied(draws, None, math.nan)
             else:
-                found.variance = of.value / row.divide
-                found.variance_error = of.error / row.divide
+                found.varied(draws, of.value / row.divide, of.error / row.divide)
 
     def _offset(self, row: BenchRow, seen: Moments, first: Moments | None) -> None:
         if first is None or first is seen:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seht.commands.numbers import whole
 from seht.extras import need
 from seht.lab.commands.arguments import add_power, add_shared, make_parser
-from seht.lab.commands.reading import execution_of, read
+from seht.lab.commands.reading import execution_of, read, told
 from seht.lab.commands.rows import rows_of
-from seht.lab.commands.scheduling import say, scheduler_of
-from seht.lab.commands.told import told
+
+if TYPE_CHECKING:
+    from seht.lab.progress import Watch
+    from seht.lab.schedulers import Scheduler
+    from seht.lab.trials import Trial
 
 COMPARE = """\
 Train every method with every seed, measure what each costs and how flat its minimum is, and write
@@ -137,3 +141,37 @@ def run_compare(arguments: argparse.Namespace) -> int:
     report.show(out, arguments.power)
     print(out / "report.html")
     return 0
+
+
+def scheduler_of(arguments: argparse.Namespace) -> Scheduler:
+    """The scheduler that the arguments ask for; a mistake is a ``ValueError``."""
+    if arguments.engine == "ray":
+        from seht.lab.schedulers.on_ray import RayTasks, need_ray
+        from seht.lab.schedulers.resources import Resources
+
+        if arguments.jobs > 1:
+            raise ValueError(
+                "--jobs belongs to --engine local; on Ray as many runs go at a time as "
+                "--resources-per-trial leaves room for"
+            )
+        need_ray()
+        asked = arguments.resources_per_trial
+        return RayTasks(arguments.address, None if asked is None else Resources.parse(asked), say)
+    for option in ("address", "resources_per_trial"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} belongs to --engine ray")
+    from seht.lab.schedulers.local import InTurn, Processes
+
+    return Processes(arguments.jobs, say) if arguments.jobs > 1 else InTurn(watch)
+
+
+def watch(trial: Trial) -> Watch | None:
+    """A progress bar, if the output is a terminal."""
+    from seht.lab import progress
+
+    return progress.Bar(trial.name, transient=True) if sys.stdout.isatty() else None
+
+
+def say(line: str) -> None:
+    """Print it now."""
+    print(line, flush=True)

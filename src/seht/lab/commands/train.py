@@ -9,8 +9,7 @@ from typing import Any
 from seht.commands.numbers import SEED, whole
 from seht.extras import need
 from seht.lab.commands.arguments import add_shared, make_parser
-from seht.lab.commands.reading import chosen_recipe, execution_of, read
-from seht.lab.commands.told import told
+from seht.lab.commands.reading import chosen_recipe, execution_of, read, told
 
 TRAIN = """\
 Train one method on one recipe. The run is kept in a directory: killed and started again, the same

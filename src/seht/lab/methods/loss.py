@@ -51,6 +51,11 @@ def detached(hidden: Any) -> Any:
     return hidden
 
 
+def plain_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Plain cross-entropy, without a method's terms: models are compared by the same measure."""
+    return cross_entropy(outputs(model, batch)[0], batch)
+
+
 def cross_entropy(logits: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
     """The mean over examples, for mixed labels too."""
     return over_labels(batch, lambda y: F.cross_entropy(logits, y, label_smoothing=smoothing))

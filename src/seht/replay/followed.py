@@ -1,4 +1,10 @@
-"""Writes into a detached tensor: they also go to what it was taken from."""
+"""Tensors that the recorder follows by their identity, where autograd says nothing of them.
+
+A write into a detached tensor also goes to what it was taken from (:class:`Aliases`). And in the
+forward of a custom ``autograd.Function`` nothing requires a gradient, so that a decision on an
+intermediate result looks like one on a constant: such results are followed by hand, from the inputs
+on, which do require one (:class:`Intermediates`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from seht.errors import KinkError
+from seht.operators.rules import depends
 from seht.tensors.shared_memory import root_of, shares_memory
+from seht.tensors.trees import tensors
 
 _NO_WRITES = frozenset(
     {torch.Tensor.requires_grad_, torch.Tensor.detach_, torch.Tensor.share_memory_}
@@ -48,3 +56,25 @@ class Aliases:
                     "difference engine cannot freeze; write into x.detach().clone(), or change x "
                     "itself by an out-of-place operation (masked_fill for masked_fill_)"
                 )
+
+
+@dataclass
+class Intermediates:
+    """The results inside a custom function that depend on its inputs and are still alive."""
+
+    _known: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+
+    def holds(self, args: Any, kwargs: Any) -> bool:
+        """Whether one of them is among the arguments."""
+        return any(self._is_known(tensor) for tensor in tensors((args, tuple(kwargs.values()))))
+
+    def follow(self, args: Any, kwargs: Any, out: Any) -> Any:
+        """Remember what an operation made of its arguments, where those depend on the inputs."""
+        if depends(args, kwargs) or self.holds(args, kwargs):
+            for tensor in tensors(out):
+                self._known[id(tensor)] = weakref.ref(tensor)
+        return out
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor

@@ -1,0 +1,145 @@
+"""From the outputs on, where they are the logits of a large linear head.
+
+Both classes are a :class:`seht.engines.gauss_newton.OutputSide` that goes through the head a few
+rows at a time (``curvature/head_loop.py``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seht.curvature import head_loop
+from seht.curvature.head_loop import HeadGradient
+from seht.curvature.unformed import Head, KeepLogits, Unformed
+from seht.replay.passes import Passes
+from seht.task import Directions
+from seht.tensors.gradients import Gradient, add
+
+Probed = tuple[Tensor, Gradient, list[Tensor]]
+"""Of one probe: the value, a gradient in the leaves, the cotangents of the centre."""
+
+
+class WaitingHead:
+    """A linear head whose logits at the centre are kept, for the user's backward pass."""
+
+    def __init__(self, passes: Passes) -> None:
+        assert passes.boundary is not None and passes.terms is not None
+        assert passes.losses is not None
+        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        self._kept = passes.losses.kept
+        self._probed = False
+
+    def roots(self) -> list[Tensor]:
+        """What stands for the gradient of the trace in the logits."""
+        return [root for _, root in self._kept]
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """Through the head."""
+        return self._passes.pull_centre(self.roots(), pulls) if pulls else []
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """All of it."""
+        return self._passes.leaves.pull([self._passes.loss], None, keep=True), []
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """Nothing is missing."""
+        return total, pulls
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """A few rows at a time. What flows back from the logits is added up there."""
+        first = alone or not self._probed
+        if first:
+            for kept, _ in self._kept:
+                kept.straighten()
+        self._probed = not alone
+        with self._passes.at(sigma, e):
+            there = HeadGradient(head_of(self._boundary.outputs))
+            value = torch.stack(
+                [
+                    head_loop.run([term], kept, there, None, e, 0.0)
+                    for term, (kept, _) in zip(self._terms, self._kept, strict=True)
+                ]
+            ).sum()
+            part = through(self._passes, there)
+        return value, part, [value.new_full((), float(first)) for _ in self._kept]
+
+
+class LoopedHead:
+    """A linear head that is gone through a few rows at a time, at the centre too."""
+
+    def __init__(self, passes: Passes, weight: float) -> None:
+        assert passes.boundary is not None and passes.terms is not None
+        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        self._weight = weight
+        self._head = head_of(self._boundary.outputs)
+        self._apart: HeadGradient | None = None
+        """The loss's own gradient, where its share is not known in the beginning."""
+        self._pending = True
+        self._states = False
+        """Whether the hidden states depend on anything."""
+
+    def roots(self) -> list[Tensor]:
+        """The hidden states, where they are no constants."""
+        hidden = head_of(self._boundary.outputs).hidden
+        return [hidden] if hidden.requires_grad else []
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """Of cotangents of the hidden states."""
+        with self._passes.at(None):
+            return _pulled(self._passes, self.roots(), pulls)
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """Through the head."""
+        centre = self._centre(self._states)
+        head_loop.slopes(self._terms, centre)
+        return self._passes.leaves.by_place(centre.leaves()), centre.cotangents()
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """The last pass takes the logits' losses for constants."""
+        assert self._passes.losses is not None
+        self._passes.losses.settle()
+        if self._apart is None:
+            return total, pulls
+        total = add(total, self._passes.leaves.by_place(self._apart.leaves()))
+        own = self._apart.cotangents()
+        return total, [p + s for p, s in zip(pulls, own, strict=False)] or own
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """A few rows at a time."""
+        passes, apart, slope = self._passes, None, 0.0
+        with passes.at(sigma, e):
+            head = head_of(self._boundary.outputs)
+            self._states = head.hidden.requires_grad
+            there, centre = HeadGradient(head), self._centre(self._states)
+            if self._pending and not alone:
+                self._pending = False
+                if self._weight:
+                    slope = 1 / self._weight
+                else:
+                    self._apart = apart = self._centre(self._states)
+            value = head_loop.run(self._terms, centre, there, None, e, slope, apart)
+            part = through(passes, there)
+        return value, add(part, passes.leaves.by_place(centre.leaves())), centre.cotangents()
+
+    def _centre(self, states: bool) -> HeadGradient:
+        head, at_centre = self._head, self._passes.weights.at_centre
+        bias = None if head.bias is None else at_centre(head.bias)
+        return HeadGradient(head, at_centre(head.weight), bias, states=states)
+
+
+def head_of(outputs: list[Tensor]) -> Head:
+    """The head whose logits a pass has not formed."""
+    if len(outputs) != 1 or not isinstance(outputs[0], Unformed) or outputs[0].looks:
+        raise KeepLogits
+    return outputs[0].head
+
+
+def through(passes: Passes, head: HeadGradient) -> Gradient:
+    """The gradient in all leaves, of a head and before it."""
+    part = _pulled(passes, head.states(), head.cotangents())
+    return add(part, passes.leaves.by_place(head.leaves()))
+
+
+def _pulled(passes: Passes, roots: list[Tensor], pulls: list[Tensor]) -> Gradient:
+    return passes.leaves.pull(roots, pulls, keep=passes.older) if roots else []

@@ -1,0 +1,63 @@
+"""Graphs that are differentiated again: what PyTorch would get wrong there without a word.
+
+*Functions with one derivative.* A custom ``autograd.Function`` may mark its backward
+``@once_differentiable``. PyTorch then raises in a second *backward* only, and only where the
+gradient that comes from above has a graph. Under a loss that is linear in the function's output,
+and in every ``autograd.grad`` towards other tensors, the derivative is silently missing. So the
+graph is searched for the mark before it is needed.
+
+*Zeros without memory.* The derivative of a real number's sign is handed on as a tensor that nobody
+may write into. The derivative of a complex absolute value does: where ``|a|`` comes behind ``|c|``
+(an L1 loss of magnitudes, say of spectra), a double backward ends with "ZeroTensors are immutable".
+Nothing at all, which autograd takes for 0, is handed on instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, once_differentiable
+
+from seht.tensors.graph import node_of, walk
+
+_ONCE = once_differentiable(lambda ctx: None).__code__
+_SOLID = "seht.solid"
+
+
+def refuse_once(roots: Sequence[Tensor], towards: Sequence[Tensor], fix: str) -> None:
+    """Raise if a marked function lies between the roots and the tensors ``towards``."""
+    ends = {end for tensor in towards if (end := node_of(tensor)) is not None}
+    for node in walk([root.grad_fn for root in roots], ends):
+        function: Any = getattr(node, "_forward_cls", None)
+        if not isinstance(node, BackwardCFunction) or not _marked(function):
+            continue
+        if not ends.isdisjoint(walk([node], ends)):
+            raise RuntimeError(
+                f"{function.__name__} has no double backward: it is marked @once_differentiable, "
+                f"and its second derivative would silently be 0; {fix}"
+            )
+
+
+def _marked(function: Any) -> bool:
+    both = (getattr(function, name, None) for name in ("backward", "vjp"))  # one is the other
+    return any(getattr(backward, "__code__", None) is _ONCE for backward in both)
+
+
+def solid(tensors: Iterable[Tensor | None]) -> None:
+    """Make these safe to differentiate further."""
+    roots = [t.grad_fn for t in tensors if t is not None]
+    for node in walk(roots):
+        if is_real_sign(node) and _SOLID not in node.metadata:
+            node.metadata[_SOLID] = True
+            node.register_hook(_nothing)
+
+
+def is_real_sign(node: Any) -> bool:
+    """Whether this is the derivative of a real sign: 0."""
+    return node.name() == "SgnBackward0" and not node._input_metadata[0].dtype.is_complex
+
+
+def _nothing(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None for _ in gradients)

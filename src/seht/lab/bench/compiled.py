@@ -26,7 +26,7 @@ def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -
     problem = case.problem(settings.scale)
     table = [row for row in rows.table() if row.essential]
     try:
-        problem = replace(problem, model=torch.compile(problem.model))
+        problem = replace(problem, model=torch.compile(problem.model))  # type: ignore[arg-type]
         found, clock = timing.time_rows(
             problem,
             {row.key: row.runner(problem) for row in table},

@@ -56,7 +56,7 @@ class Account:
         return back
 
     def count(self) -> None:
-        """One more call has come to its end."""
+        """Count one more call that has ended."""
         self.calls += 1
 
     # --- steps --------------------------------------------------------------------------------

@@ -191,13 +191,13 @@ class Boundary:
             return tensor
         if isinstance(tensor, Unformed):
             return self._take_unformed(tensor, found)
-        # A compiler cannot trace these questions, and shows us no such tensors.
+        # torch.compile cannot trace these tests, and compiled code has no such tensors.
         traced = torch.compiler.is_compiling()
         with torch._C.DisableTorchFunction():  # our own operations are no decisions of the model
             own = found is self._hooked and not self._named and not traced and self._head is None
             dim = log_softmax_dim(tensor) if own else None
             if self._is_weight(tensor):
-                tensor = tensor.clone()  # put out as it is it would move with the weight
+                tensor = tensor.clone()  # an output that is a weight itself would move with it
             if tensor.dtype in HALVES:
                 tensor = tensor.float()  # what follows is divided by the step
             if self._cut and (traced or not is_functorch_wrapped_tensor(tensor)):

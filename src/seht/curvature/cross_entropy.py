@@ -170,7 +170,7 @@ class _Walk:
     def __init__(self, outputs: list[Tensor], ends: dict[Edge, int], way: set[Any]) -> None:
         self._outputs, self._ends, self._way = outputs, ends, way
         self._spread: dict[Edge, list[Tensor]] = {}
-        """The derivative in what a node puts out, in parts."""
+        """The derivative in the output of each node, in parts."""
         self._labels: dict[Any, list[tuple[Tensor, Tensor]]] = {}
 
     def terms(self, loss: Tensor, order: list[Any]) -> list[CrossEntropy] | None:

@@ -53,7 +53,7 @@ def returns_loss(arguments: dict[str, Any]) -> bool:
 
 
 def find_head(model: nn.Module) -> str | None:
-    """The name of the module that puts out the logits, for ``boundary=``; ``None`` if unknown.
+    """The name of the module that returns the logits, for ``boundary=``; ``None`` if unknown.
 
     It is what ``get_output_embeddings()`` returns, of the model itself or of one inside it (an
     adapter of PEFT, a LightningModule); else a module that is called ``lm_head``; else, in a

@@ -1,4 +1,4 @@
-r"""How passes treat a large linear map, and cross-entropy of what it puts out.
+r"""How passes treat a large linear head and the cross-entropy of its logits.
 
 The passes leave the logits unformed (``unformed.py``), and cross-entropy is computed a few rows at
 a time. For tr(H) it is so in every pass, each with a gradient of its own (``head_losses.py``). For
@@ -139,7 +139,7 @@ class Losses:
             raise KeepLogits("somebody looks at them")
 
     def terms(self, loss: Tensor, logits: Tensor) -> list[CrossEntropy] | None:
-        """The curvature, where the loss is linear in them and nobody saw the logits."""
+        """The curvature, if the loss is linear in these losses and nothing else uses the logits."""
         if not isinstance(logits, Unformed) or logits.looks:
             return None
         if any(call.logits.head is not logits.head for call, _ in self._found):

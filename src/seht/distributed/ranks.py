@@ -133,7 +133,7 @@ class Ranks:
         return PenaltyCall()
 
     def aside(self) -> PenaltyCall:
-        """Around an estimate that stays on this rank, and that no other rank hears of."""
+        """Around an estimate that stays on this rank and communicates with no other."""
         return PenaltyCall()
 
     def told(self, loss: Any) -> Any:

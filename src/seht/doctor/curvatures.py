@@ -91,7 +91,7 @@ def gradients(
     assert task is not None  # SEHT-H draws every layer
     weights = trainable(patient.model)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report says what is to be said
+        warnings.simplefilter("ignore")  # the report has its own warnings
         estimate: Estimate = engine.estimate(task, watch=True)
         found = [gradient(part, weights) for part in (estimate.loss, estimate.trace)]
         if estimate.learn is not None:

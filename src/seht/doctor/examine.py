@@ -22,7 +22,7 @@ from seht.measure.progress import Report, Reporter
 
 _STAGES = ("curvature", "gradient", "regime", "share", "cost")
 _SHORT = 5.0
-"""Seconds below which nothing can be said of a model."""
+"""The smallest budget in seconds with which a model can be examined."""
 _BRIEF = 0.005
 """In a plain step shorter than this many seconds, overhead counts for more than arithmetic."""
 

@@ -41,7 +41,7 @@ class Patient:
     ) -> None:
         check_arguments(model, loss_fn, "loss_fn")
         ranks_of(model).need_whole("seht.doctor")
-        probes.choose(model)  # nothing to probe: said before anything is copied
+        probes.choose(model)  # raises if there is nothing to probe, before anything is copied
         self.model, self.loss_fn = copy_model(model, wide=False), loss_fn
         self.objective = Objective(self.model, loss_fn, probes.choose(self.model))
         self.batches = self._read("data", data, seconds)

@@ -50,7 +50,7 @@ class Shares(PlainResult):
     noise: float
     """How much of the penalty's averaged gradient, in square, is noise of the probes."""
     vanishes: bool
-    """Whether neither trace nor gradient can be told from zero, for rounding or noise."""
+    """Whether trace and gradient are both zero within rounding and noise."""
 
 
 class _Average:

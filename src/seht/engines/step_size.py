@@ -41,7 +41,7 @@ OF_LOSSES = START | {("hessian", torch.float64): 1e-3}
 """The same where losses are compared (``forward_only.py``): larger, as they round more."""
 
 _GOOD = 2e-3  # below this error the step is left alone
-_BAD = 0.1  # above this one the user hears of it
+_BAD = 0.1  # above this error the user is warned
 _BAD_HALF = 0.6  # ... where passes in half precision were asked for
 _GAP = 512  # steps between checks, in the long run
 _LOOKS = 6  # at so many steps in one check

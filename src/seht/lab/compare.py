@@ -166,7 +166,7 @@ def compare(
 def fitting(
     comparison: Comparison, rows: Sequence[Sequence[Entry]], leave_out: bool, say: Say
 ) -> Sequence[Sequence[Entry]]:
-    """Build every method once: what is wrong is said now, not after an hour."""
+    """Build every method once, so that mistakes show now and not after an hour."""
     kept = []
     for row in rows:
         try:

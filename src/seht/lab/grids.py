@@ -15,7 +15,7 @@ from typing import Any
 from seht.lab.config import Recipe
 
 BUDGET = 7
-"""Candidates of a row, unless said otherwise."""
+"""The default number of candidates of a row."""
 
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
 FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)

@@ -126,5 +126,5 @@ def plain_warnings() -> None:
 
 
 def make(label: str) -> Watch:
-    """A bar if somebody is looking, lines otherwise."""
+    """A bar on a terminal, lines otherwise."""
     return Bar(label) if sys.stdout.isatty() else Lines(label)

@@ -192,7 +192,7 @@ class Record:
             write_json(self.directory / "config.json", {**config, "versions": versions()})
 
     def check(self, config: dict[str, Any]) -> bool:
-        """Whether the directory is this run's; ``False`` if it is nobody's, an error otherwise."""
+        """Whether the directory is this run's; ``False`` if it is unused, an error otherwise."""
         there = read_json(self.directory / "config.json")
         ours = {**config, "ranks": config.get("ranks")}  # not there where there is one
         other = None if there is None else difference(ours, there)

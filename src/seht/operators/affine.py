@@ -36,7 +36,7 @@ _ENDS = frozenset((-1,))
 
 
 class NotAffine(Exception):
-    """The identity does not hold, or nobody knows."""
+    """The outputs are not affine, or not known to be."""
 
 
 class Affine(TorchFunctionMode):

@@ -32,7 +32,7 @@ class Operator:
     axes: Follow | None = None
     """Where the examples of a batch go. None: asked by experiment."""
     affine: Affinity | None = None
-    """In which of its arguments it is affine. None: in none, or nobody knows."""
+    """In which of its arguments it is affine. None: in none, or unknown."""
     safe: Callable[[Any], Callable[..., Any]] | None = None
     """Makes a replacement that is right at every order of derivative. None: none is needed."""
     sharp: Rule | None = None

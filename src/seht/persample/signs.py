@@ -33,7 +33,7 @@ entries at the corners of a rectangle would have the product 1."""
 
 
 def _block(size: int) -> int:
-    """The largest part of at most eight that goes into it; all of it where there is none."""
+    """The largest divisor up to eight, or the whole size if that divisor is too small."""
     found = max(d for d in range(1, _BLOCK + 1) if size % d == 0)
     return found if 2 * found > min(size, _BLOCK) else size
 

@@ -41,7 +41,7 @@ class Tags:
         self._tags: dict[int, tuple[weakref.ref[Tensor], Tag | None, int]] = {}
         """By identity: the tensor, its tag, and how often its memory had been written to."""
         self._changed: dict[int, tuple[weakref.ref[Tensor], Tag, int]] = {}
-        """By identity of the root of a memory: what somebody wrote there through a view."""
+        """By identity of a base tensor: what was written into its memory through a view."""
 
     def found(self, count: int) -> bool:
         """Whether ``count`` is the number of examples; the first call sets that number."""
@@ -77,7 +77,7 @@ class Tags:
         return any(t is not None and t is not root and root_of(t) is root for t in tagged)
 
     def _change(self, tensor: Tensor) -> tuple[Tag | None, int]:
-        """What was written last into the memory of a tensor, and how often somebody did."""
+        """What was written last into the memory of a tensor, and how often it was written to."""
         root = root_of(tensor)
         entry = self._changed.get(id(root))
         return (None, 0) if entry is None or entry[0]() is not root else entry[1:]

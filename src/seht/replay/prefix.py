@@ -58,7 +58,7 @@ class Prefix:
             yield from tensors(out)
 
     def intact(self) -> bool:
-        """Whether it can be replayed: a drawn weight came, and nobody wrote into its results."""
+        """Whether it can be replayed: a drawn weight came, and its results were not changed."""
         return (
             self.closed
             and not self._spoilt

@@ -1,4 +1,4 @@
-"""From what the user said to a weight and a curvature: ``weight=``, ``share=``, ``follow=``."""
+"""The weight and the curvature, from the arguments ``weight=``, ``share=`` and ``follow=``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _warn_of_share(name: str, share: float) -> None:
 
 
 def filled_in(weight: Any, curvature: str | None) -> tuple[Any, str]:
-    """The weight, and the curvature where none was said."""
+    """The weight and the curvature, with the default of the latter filled in."""
     weight = WeightPath.of(weight) if isinstance(weight, Mapping) else weight
     if curvature is None and isinstance(weight, WeightPath):
         curvature = weight.curvature  # another trace would have another weight
@@ -42,7 +42,7 @@ def filled_in(weight: Any, curvature: str | None) -> tuple[Any, str]:
 
 
 def make_weight(weight: Any, share: float | None, follow: bool, curvature: str) -> Weight:
-    """The way that the user's arguments ask for."""
+    """The weight object for the user's arguments."""
     if weight is None and share is None and curvature == "ggn":
         return ShareWeight(SHARE, follow=True) if follow else OpenWeight()
     if share is not None:

@@ -1,4 +1,4 @@
-"""The weight where nothing was said of it: the study's share, or tuned once held-out data come."""
+"""The default weight: the study's share, or a tuned weight if held-out data are given in time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from seht.strength.weight import Weight
 
 
 class OpenWeight(ShareWeight):
-    """A share of 2, unless held-out data are given before it is measured, by whoever has them."""
+    """A share of 2, unless held-out data are given before the first penalised step."""
 
     def __init__(self) -> None:
         super().__init__(SHARE)
 
     def with_held_out(self) -> Weight:
-        """A tuned one; later than the first penalised step would be neither of the two."""
+        """The tuned weight that takes its place; refused once the share is being measured."""
         if self._count:
             raise ValueError(
                 "held_out= came after the first penalised step, which went by the default share; "

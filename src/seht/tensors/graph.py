@@ -80,7 +80,7 @@ def survey(roots: Sequence[Tensor], since: int = 0) -> Survey:
     types: set[torch.dtype] = set()
     seen: set[Any] = set()
     walked: set[Any] = set()
-    # Only results that somebody uses: one that was not even computed passes for float32.
+    # Only results that are used: an output that was not computed would pass for float32.
     stack = [(root.grad_fn, root.output_nr) for root in roots]
     casts = [node for node, _ in stack if node is not None and node.name() == "ToCopyBackward0"]
     while stack:

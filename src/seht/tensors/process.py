@@ -1,4 +1,4 @@
-"""Every change that we make to the whole process, in one place, with what puts it back.
+"""Every change that we make to the whole process, in one place, with how it is undone.
 
 A step must be seen and steered where PyTorch offers no local way. What is changed for all threads
 is declared here as a :class:`Change`, and what a block of code knows of itself as a context
@@ -117,7 +117,7 @@ CHECKPOINTS = Attributes(
 """
 
 DDP_FORWARD = Attributes(DistributedDataParallel, "forward")
-"""The passes of a step run inside the wrapper, and its reducer hears of one.
+"""The passes of a step run the inner module, and the reducer sees one.
 
 ``distributed/detour.py``, during a call in a process group.
 """

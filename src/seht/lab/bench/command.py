@@ -59,7 +59,7 @@ class Command:
             try:
                 data = records.loads(Path(file).read_text(encoding="utf-8"))
                 models = [CaseResult.from_dict(model) for model in data["models"]]
-                # What no report can be made of is said before an hour of measuring.
+                # A file that makes no report should fail before an hour of measuring, not after it.
                 report.to_markdown(models, self.settings, report.joined([data["machine"]], None))
             except Exception as error:  # whatever an altered file makes of itself
                 reason = " ".join(repr(error).split())[:200]

@@ -13,7 +13,7 @@ from seht.lab.bench.results import CaseResult, Say, Settings, brief
 
 
 def run_compiled(case: Case, result: CaseResult, settings: Settings, say: Say) -> None:
-    """Time the essential rows on a compiled model; what fails is said in the notes."""
+    """Time the essential rows on a compiled model; failures go into the notes."""
     if not settings.everything:
         result.notes.append("The compiled model was left out, to save time.")
         return

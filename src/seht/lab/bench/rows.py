@@ -48,7 +48,7 @@ class BenchRow:
     """For error and variance: a large one, if the gradient is linear in it."""
 
     def runner(self, problem: Problem, weight: float = 1e-6) -> Runner:
-        """Ready for steps; ``ValueError`` if there is no such thing."""
+        """A runner that is ready for steps; ``ValueError`` if the problem has none."""
         return self.make(problem, weight)
 
 

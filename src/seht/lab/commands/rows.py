@@ -90,6 +90,6 @@ def _entry(
     from seht.lab.methods.parse import parse
 
     spec = parse(text)
-    spec.build(recipe)  # what does not fit is said now, not after an hour
+    spec.build(recipe)  # a method that does not fit should fail now, not after an hour
     said = ",".join(f"{name}={value}" for name, value in (changes or {}).items())
     return Entry(spec, recipe, said, over_decay)

@@ -53,7 +53,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     from seht.lab.ranks import leads
 
     recipe, spec = read(lambda: (chosen_recipe(arguments), parse(arguments.method)))
-    read(lambda: spec.build(recipe))  # what does not fit is said before the first file is made
+    read(lambda: spec.build(recipe))  # fails before the first file is made
     default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
     out = Path(arguments.out or default)
     from seht.lab.trials import Trial

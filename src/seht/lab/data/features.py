@@ -18,7 +18,7 @@ POOL, TEST = 2000, 2000
 
 def features(data_dir: str | os.PathLike[str] | None = None) -> Labelled:
     """``cifar10-lite0``: what :func:`seht.lab.models.lite0.bottom` makes of the images."""
-    need("finetune", "cifar10-lite0")  # said before the images are fetched
+    need("finetune", "cifar10-lite0")  # fails before the images are fetched
     return _features(str(data_dir) if data_dir else None, os.environ.get("SEHT_DATA"))
 
 

@@ -92,7 +92,7 @@ def digest(path: Path, algorithm: str) -> str:
 
 
 def _places(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The directories that users have named; a wrong name is better said than passed over."""
+    """The directories that users have named; a wrong name is an error."""
     places = []
     for what, named in (("--data-dir", data_dir), ("SEHT_DATA", os.environ.get("SEHT_DATA"))):
         if named:

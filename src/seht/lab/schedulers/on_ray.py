@@ -121,7 +121,7 @@ class RayTasks:
 
 
 def knock(address: str) -> None:
-    """An ``OSError`` where nobody listens; Ray itself would try again for minutes."""
+    """Raise ``OSError`` if nothing listens there; Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER):

@@ -42,7 +42,7 @@ def _stretched(axis: Axis, tensor: Tensor, out: Tensor) -> Tag:
 
 
 def _one_axis(tags: list[Tag]) -> Tag | None:
-    """The axis of all of them; None where there is no such."""
+    """The axis that all of them have; None if they differ."""
     return tags[0] if tags and all(tag == tags[0] for tag in tags) else None
 
 

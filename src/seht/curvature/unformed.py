@@ -1,11 +1,11 @@
-"""Logits that are not formed: the result of a linear map, until somebody looks at it.
+"""Unformed logits: the result of a large linear map that is not computed until it is needed.
 
-A language model's logits are its largest tensors by far, and cross-entropy needs a few rows of
-them at a time. In passes where it pays a large ``F.linear`` therefore puts out a tensor without
-content, which knows what it is made of (:class:`Head`) and which of its rows are where after it was
-sliced, shifted, flattened or masked. ``F.cross_entropy`` takes it as it is (``head_rules.py``).
-Anything else that is done with it forms it, with the graph it would have had, and says so: the
-estimate then begins anew with logits that are kept.
+A language model's logits are its largest tensors by far, and cross-entropy needs only a few rows of
+them at a time. In passes where it pays, a large ``F.linear`` therefore returns a tensor without
+content, which knows what it would be computed from (:class:`Head`) and where its rows are after it
+was sliced, shifted, flattened or masked. ``F.cross_entropy`` works with it directly
+(``head_rules.py``). Any other use computes the logits, with the graph they would have had, and is
+noted: the estimate then starts again with logits that are kept.
 """
 
 from __future__ import annotations

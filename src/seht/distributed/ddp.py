@@ -1,10 +1,10 @@
-"""``DistributedDataParallel``: what the ranks of a run have in common, and what not.
+"""``DistributedDataParallel``: what its ranks share, and what each has for itself.
 
 The penalised loss of a DDP run is the mean of the ranks' own, each with its own batch and probes,
-as every gradient of DDP is. Two things must be the same everywhere, or a rank would wait for
+because DDP averages gradients. Two things must be the same on all ranks, or one would wait for
 another: which layers SEHT-D draws (a step without a penalty costs a third of one with it), and
-whether a step fails. So rank 0's seed is everybody's, the rank counts as a further call of the step
-(:func:`seht.probes.call_seed`), and a value that is not finite on one rank is news for all.
+whether a step fails. So all ranks use rank 0's seed, with their number mixed in as a further call
+of the step (:func:`seht.probes.call_seed`), and tell each other of a value that is not finite.
 """
 
 from __future__ import annotations

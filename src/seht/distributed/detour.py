@@ -1,12 +1,12 @@
 """A detour past ``DistributedDataParallel``: all passes run the inner module, one is reduced.
 
-DDP prepares its reducer at the end of every forward pass for the backward pass that must follow,
-and that is one too many for each perturbed pass: with ``find_unused_parameters`` it fails, with
-``static_graph=True`` it silently reduces what is no gradient yet. So for the time of a call every
-``DistributedDataParallel.forward`` in this thread, also that of a wrapper the closure captured,
-takes the way around: what comes before the forward pass is done once, the inner module is called,
-and what comes after it is done once more, with the penalised loss in place of the model's outputs.
-The one backward pass that follows is then the one that the reducer was told of.
+At the end of every forward pass DDP prepares its reducer for the backward pass that must follow.
+With our perturbed passes that happens too often: with ``find_unused_parameters`` it fails, with
+``static_graph=True`` it silently reduces what is not a gradient yet. So during a call every
+``DistributedDataParallel.forward`` in this thread, also that of a wrapper that the closure
+captured, takes a detour: DDP's work before the forward pass is done once, the passes call the inner
+module, and DDP's work after it is done once, with the penalised loss in place of the model's
+outputs. The backward pass that follows is then the one that the reducer expects.
 """
 
 from __future__ import annotations
@@ -188,10 +188,11 @@ def _detoured(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any
 
 
 def told(ddp: DistributedDataParallel, loss: Any) -> Any:
-    """A loss to differentiate *inside* the wrapper's forward pass, its reducer told of it now.
+    """The loss, ready to be differentiated *inside* the wrapper's forward pass.
 
-    At the end of that pass the wrapper would tell it again, and of a backward pass that never
-    comes: this once it does not. If the pass fails before its end, the next one begins anew.
+    The reducer is prepared for that now. At the end of the forward pass the wrapper would prepare
+    it again, for a backward pass that never comes, so that is skipped once. If the pass fails
+    before its end, the next one starts afresh.
     """
     own, kind = vars(ddp), type(ddp)
 

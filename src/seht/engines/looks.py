@@ -57,8 +57,8 @@ class Look:
         return max(0.0, (d1 * m22 - m12 * d2) / det), max(0.0, (m11 * d2 - m21 * d1) / det)
 
     def rounded(self, a: float, b: float) -> bool:
-        """Whether it is mostly rounding. What is far more than there can be of it is none: the loss
-        bends so sharply that the gradients at e/2, e and 2e have nothing in common.
+        """Whether the error is mostly rounding. If it is far more than rounding can be, it is not:
+        then the loss bends so sharply that the gradients at e/2, e and 2e have nothing in common.
         """
         truncation, rounding = self.parts(a, b)
         return rounding > truncation and not self._erratic(rounding)
@@ -67,8 +67,8 @@ class Look:
         return self.grain > 0 and rounding > (_COARSE * self.grain) ** 2
 
     def error(self, a: float, b: float) -> float | None:
-        """The error at e, relative to the right gradient; infinite where that cannot be seen for
-        noise, None where there is nothing to see.
+        """The error at e, relative to the right gradient; infinite if noise hides that gradient,
+        None if the gradient is 0 or not finite.
         """
         if not self.finite or self.size == 0:
             return None
@@ -83,7 +83,7 @@ class Look:
         return math.sqrt(sum(self.parts(a, b))) / self.size * self.share
 
     def factor(self, a: float, b: float) -> float:
-        """What to multiply the step by; one look is not trusted further than 4 times."""
+        """The factor to change the step by; a single look may change it by at most 4 times."""
         truncation, rounding = self.parts(a, b)
         if self._erratic(rounding):
             return 0.25
@@ -95,13 +95,13 @@ class Look:
         return min(4.0, max(0.25, best))
 
     def _right(self, a: float, b: float) -> float:
-        """The squared length of the gradient behind the error, which would otherwise be measured
-        by itself: noise is as long as noise. 0 where it cannot be told from none.
+        """The squared length of the right gradient g, without the noise that the measured one
+        contains; 0 if it is lost in the noise.
 
-        Rounding: the noise of one step is not that of another, but for the centre's part n, which
+        With rounding: different steps have independent noise, except for the centre's part n, which
         grows like e^-b. The inner products of the gradients at (e/2, e) and (e, 2e) are then
-        g.g + 2^b n.n and g.g + 2^-b n.n, which leaves g.g, as far as so many entries can tell.
-        Truncation: extrapolated to a step of 0, freed of the rounding in it.
+        g.g + 2^b n.n and g.g + 2^-b n.n, from which g.g follows, up to the scatter of the entries.
+        With truncation: the gradient extrapolated to a step of 0, less the rounding in it.
         """
         truncation, rounding = self.parts(a, b)
         if rounding < truncation:

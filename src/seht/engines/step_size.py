@@ -1,13 +1,13 @@
-r"""The step of the difference engine: how large, and how good its answer is.
+r"""The step size of the difference engine, and the error that it causes.
 
 A difference with step e has a truncation error :math:`T e^a` and a rounding error
 :math:`R / e^b`, and no one step suits all models. Comparing the gradients at e/2, e and 2e gives
 two equations for the two sizes, and with them the error at e and the best step (``looks.py``).
 
-A check looks at one step after the other until it finds none that is better; the estimate is then
-made with the best. That is done on first use and every so often. In between, what the last checks
-found is stated only where they agreed: the error belongs to a probe, and where one differs from the
-next it is not known without looking.
+A check tries one step after the other until it finds none that is better; the estimate is then made
+with the best. Checks come on first use and rarely later. In between, the error of the last checks
+is stated only if they agreed: each belongs to one probe, and if probes differ, the error of another
+one is not known without a check.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Operations whose backward pass is right only for gradients of an ordinary size.
 
 A difference sends gradients of order 1 / e^2 through the closure's graph. Nearly every backward
-pass is linear to the last bit, and does not mind. That of the matrix exponential is not: it takes
-the exponential of the matrix with the gradient beside it, in as many squarings as the larger of
-the two wants, and the matrix is lost beside a large gradient.
+pass is linear to the last bit, so their size does not matter. That of the matrix exponential is
+not: it takes the exponential of a block matrix with matrix and gradient in it, and a large gradient
+swamps the matrix.
 """
 
 from __future__ import annotations

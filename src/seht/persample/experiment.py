@@ -6,10 +6,10 @@ in the output, along some dimension, that is its example axis. If no dimension i
 may still be a sum over the examples: then two replacements together change it by the sum of what
 each does alone. Anything else couples the examples.
 
-What the examples share (weights, masks, constants) is made up, so that the answer is the function's
-own and holds in the steps to come: a mixing matrix may be zero, or the identity, today. Only where
-a function mixes examples in general are constants taken as they are, and that answer is for this
-step alone.
+What the examples share (weights, masks, constants) is replaced by random numbers, so that the
+answer is a property of the function and holds in later steps: a mixing matrix may happen to be
+zero, or the identity, in this one. Only if a function mixes examples in general are constants taken
+as they are, and then the answer is for this step alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Leaves that a closure makes itself: every run of it makes new ones.
+"""Leaves that a closure makes itself, anew in every run.
 
-``x = X.clone().requires_grad_()`` (input gradients, a frozen embedding before activation
-checkpoints) is another tensor in every pass, and the gradients of the perturbed passes belong to
-the centre's. Leaves hold no graph, and what is detached is replayed, so that a leaf and its twin
-have one value; they are told apart by the order in which they are used.
+``x = X.clone().requires_grad_()`` (for input gradients, or for a frozen embedding before activation
+checkpoints) is a different tensor in every pass, and the gradients of the perturbed passes belong
+to the centre's. A leaf and its twin in another pass have the same value, because leaves have no
+graph and detached values are replayed; several of them are matched by the order of their use.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from seht.tensors.graph import first_uses
 def pairs(
     centre: Sequence[Tensor], roots: Sequence[Tensor], known: Iterable[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Leaves of the centre pass with those that a later pass, whose graph is behind ``roots``,
-    made in their place. ``known`` leaves are nobody's twins.
+    """Pairs of a leaf of the centre pass and its twin in a later pass, whose graph ends in
+    ``roots``. ``known`` leaves have no twins.
     """
     reached = first_uses(roots)
     own = {id(leaf) for leaf in known}
@@ -56,8 +56,8 @@ def _match(old: list[Tensor], new: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def refuse_lost(centre: Gradient, other: Gradient) -> None:
-    """Refuse a leaf that has a gradient in the centre pass alone: the difference would be that
-    gradient, divided by the step twice.
+    """Refuse a leaf that has a gradient only in the centre pass: the difference would be that
+    gradient divided by the square of the step.
     """
     for g, known in zip(centre, other, strict=False):
         if known is None and g is not None and bool(g.any()):

@@ -29,9 +29,9 @@ class Lift:
     since: float = math.inf
     """The held-out loss when the bound was first lifted."""
     lifted: bool = False
-    """Now."""
+    """Whether the bound is lifted now."""
     failed: bool = False
-    """Once it has, it is not tried again."""
+    """Whether lifting it did harm; then it is not tried again."""
 
     def after(self, looks: int, train: float, held_out: float) -> Lift:
         """The same with the running means after one more look."""

@@ -1,10 +1,10 @@
 """Every change that we make to the whole process, in one place, with how it is undone.
 
-A step must be seen and steered where PyTorch offers no local way. What is changed for all threads
-is declared here as a :class:`Change`, and what a block of code knows of itself as a context
-variable; the modules named beside each of them use it, for as long as is said there.
-Besides, PyTorch's own context managers for one thread are used around passes (``inference_mode``,
-``enable_grad``, ``autocast``), and random numbers are rewound by ``random_state.py``.
+Some of what a step needs can only be done for the whole process. What changes for all threads is
+declared here as a :class:`Change`, what concerns one thread or task as a context variable; the
+docstring of each names the module that uses it and for how long. Besides, PyTorch's own context
+managers for one thread are used around passes (``inference_mode``, ``enable_grad``,
+``autocast``), and random numbers are rewound by ``random_state.py``.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Task:
         curvature: str,
         boundary: str | None,
     ) -> Task:
-        """Of all chosen weights, and the value alone."""
+        """The task of measuring a value, without gradient, with all chosen weights."""
         count = len(chosen.tensors)
         return cls(
             model, closure, chosen.tensors, tuple(range(count)), chosen.named, count, estimator,

@@ -45,7 +45,7 @@ class FSDPRanks(Ranks):
         """Where parts of the model are sharded; refuses FSDP1 and tensor parallelism."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is None:
-            return None  # nobody can have sharded anything
+            return None  # nothing can be sharded
         kinds = (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
         modules = [(n, m) for n, m in model.named_modules() if isinstance(m, kinds)]
         for name, module in modules:

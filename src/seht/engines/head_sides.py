@@ -1,4 +1,4 @@
-"""From the outputs on, where they are the logits of a large linear head.
+"""The computation after the outputs, if these are the logits of a large linear head.
 
 Both classes are a :class:`seht.engines.gauss_newton.OutputSide` that goes through the head a few
 rows at a time (``curvature/head_loop.py``).
@@ -17,7 +17,7 @@ from seht.task import Directions
 from seht.tensors.gradients import Gradient, add
 
 Probed = tuple[Tensor, Gradient, list[Tensor]]
-"""Of one probe: the value, a gradient in the leaves, the cotangents of the centre."""
+"""The results of one probe: the value, a gradient in the leaves, cotangents of the centre."""
 
 
 class WaitingHead:
@@ -31,7 +31,7 @@ class WaitingHead:
         self._probed = False
 
     def roots(self) -> list[Tensor]:
-        """What stands for the gradient of the trace in the logits."""
+        """The tensors whose gradient stands for that of the trace in the logits."""
         return [root for _, root in self._kept]
 
     def pulled(self, pulls: list[Tensor]) -> Gradient:
@@ -66,7 +66,7 @@ class WaitingHead:
 
 
 class LoopedHead:
-    """A linear head that is gone through a few rows at a time, at the centre too."""
+    """A linear head that is computed a few rows at a time, at the centre too."""
 
     def __init__(self, passes: Passes, weight: float) -> None:
         assert passes.boundary is not None and passes.terms is not None
@@ -80,12 +80,12 @@ class LoopedHead:
         """Whether the hidden states depend on anything."""
 
     def roots(self) -> list[Tensor]:
-        """The hidden states, where they are no constants."""
+        """The hidden states, if they require a gradient."""
         hidden = head_of(self._boundary.outputs).hidden
         return [hidden] if hidden.requires_grad else []
 
     def pulled(self, pulls: list[Tensor]) -> Gradient:
-        """Of cotangents of the hidden states."""
+        """The gradient from cotangents of the hidden states."""
         with self._passes.at(None):
             return _pulled(self._passes, self.roots(), pulls)
 

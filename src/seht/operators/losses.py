@@ -2,12 +2,12 @@ r"""Losses. Those with kinks are written with operations whose decisions can be 
 
 Each is the definition in PyTorch's documentation; the names are those of ``torch.nn.functional``.
 
-Losses of confident predictions are taken in float64. Where a network is sure, the gradient of its
-loss in the logits, :math:`p_y - 1`, is the small difference of two numbers near 1, and float32
-keeps few digits of it. A difference of gradients divides what is lost by the step, twice: on an MLP
-trained to a loss of 1e-5 the gradient of the trace was off by a third at the step that the engine
-chose, and by 2 % at the best one; with the loss alone in float64 it is by some tenths of a percent.
-A few logits cost nothing; where they are many, as a language model's are, the loss stays as it is.
+Small losses are computed in float64. If a network is confident, the gradient of its loss in the
+logits, :math:`p_y - 1`, is the small difference of two numbers near 1, and float32 keeps few digits
+of it. A difference of gradients divides that error by the square of the step: on an MLP trained to
+a loss of 1e-5 the gradient of the trace was off by a third at the step that the engine chose, and
+by 2 % at the best one; with only the loss in float64 it is off by some tenths of a percent. For a
+few logits that costs nothing; with many of them, as in a language model, the loss stays in float32.
 """
 
 from __future__ import annotations

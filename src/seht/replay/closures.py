@@ -81,7 +81,7 @@ def _added(grad: Tensor, before: Tensor | None, known: int) -> bool:
         return False
     if before is not None and before is not grad and grad._is_view() and torch.equal(grad, before):
         return False  # DDP (gradient_as_bucket_view) has moved it into another bucket
-    # zero_grad(set_to_none=False) writes as well. Only who does that pays for the look.
+    # zero_grad(set_to_none=False) writes, too. Only such loops pay for this comparison.
     return bool((grad.to_dense() if grad.is_sparse else grad).any())
 
 
@@ -92,7 +92,7 @@ def busy() -> dict[int, int]:
 
 @contextmanager
 def alone(weights: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Nothing else of ours may run in the block, here or on these weights."""
+    """Refuse another step while the block runs, in this thread or on these weights."""
     if INSIDE.get():
         raise RuntimeError(
             "penalties cannot be nested: this call runs in the closure of another one, which "

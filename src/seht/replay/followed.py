@@ -1,4 +1,4 @@
-"""Tensors that the recorder follows by their identity, where autograd says nothing of them.
+"""Tensors that the recorder tracks by their identity, because autograd does not track them.
 
 A write into a detached tensor also goes to what it was taken from (:class:`Aliases`). And in the
 forward of a custom ``autograd.Function`` nothing requires a gradient, so that a decision on an

@@ -1,15 +1,15 @@
-"""Graphs that are differentiated again: what PyTorch would get wrong there without a word.
+"""Two pitfalls of PyTorch where a graph is differentiated a second time.
 
 *Functions with one derivative.* A custom ``autograd.Function`` may mark its backward
-``@once_differentiable``. PyTorch then raises in a second *backward* only, and only where the
-gradient that comes from above has a graph. Under a loss that is linear in the function's output,
-and in every ``autograd.grad`` towards other tensors, the derivative is silently missing. So the
-graph is searched for the mark before it is needed.
+``@once_differentiable``. PyTorch then raises only in a second *backward*, and only if the incoming
+gradient has a graph. With a loss that is linear in the function's output, and in every
+``autograd.grad`` towards other tensors, the derivative is silently missing. So the graph is
+searched for the mark beforehand.
 
-*Zeros without memory.* The derivative of a real number's sign is handed on as a tensor that nobody
-may write into. The derivative of a complex absolute value does: where ``|a|`` comes behind ``|c|``
-(an L1 loss of magnitudes, say of spectra), a double backward ends with "ZeroTensors are immutable".
-Nothing at all, which autograd takes for 0, is handed on instead.
+*Zeros without memory.* PyTorch represents the derivative of a real sign by a tensor without memory,
+which cannot be written to. But the derivative of a complex absolute value writes: if ``|a|``
+follows ``|c|`` (an L1 loss of magnitudes, say of spectra), a double backward ends with "ZeroTensors
+are immutable". Here no gradient at all, which autograd takes for 0, is passed on instead.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """The site as a reader opens it: from a file, on a desk and on a phone, by day and by night."""
 
+import html
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import chromium
 import pytest
@@ -41,6 +44,29 @@ def test_a_page_fits_and_asks_nobody(site, browser, page, width, dark):
     assert browser.complaints() == []
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     assert browser.run("document.fonts.size") == 0  # the reader's own
+
+
+def test_no_link_is_broken(site):
+    """Files and places on pages, as they were built; 404.html is for a server."""
+    links = re.compile(r'(?:href|src)=(?:"([^"]*)"|([^\s">]+))')
+    pages = {
+        path: path.read_text("utf-8") for path in site.rglob("*.html") if path.name != "404.html"
+    }
+    broken, seen = [], 0
+    for page, text in pages.items():
+        for match in links.finditer(text):
+            url = urlsplit(html.unescape(match[1] or match[2] or ""))
+            if url.scheme:
+                continue
+            seen += 1
+            target = (page.parent / unquote(url.path)).resolve() if url.path else page
+            place = re.escape(unquote(url.fragment))
+            there = target.is_file()
+            if there and place and target in pages:
+                there = re.search(rf'\b(id|name)="?{place}["\s>]', pages[target]) is not None
+            if not there:
+                broken.append((page.name, url.geturl()))
+    assert seen > 2000 and broken == []
 
 
 def test_search_works_without_a_server(site, browser):

@@ -147,8 +147,15 @@ PRESETS: dict[str, Preset] = {
             _rows(_weights(seht_d=DECADES, confidence_penalty=DECADES, label_smoothing=DECADES)),
             "the weights tried on CIFAR-100",
         ),
-        Preset("weight-lstm", "wikitext2-lstm", _rows(_weights(**_TEXT)), "... on the LSTM"),
-        Preset("weight-gru", "wikitext2-gru", _rows(_weights(**_TEXT)), "... on the GRU"),
+        Preset(
+            "weight-lstm",
+            "wikitext2-lstm",
+            _rows(_weights(**_TEXT)),
+            "the weights tried on the LSTM",
+        ),
+        Preset(
+            "weight-gru", "wikitext2-gru", _rows(_weights(**_TEXT)), "the weights tried on the GRU"
+        ),
         Preset(
             "probes-prob",
             "cifar10",
@@ -162,8 +169,12 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset("lr-lstm", "wikitext2-lstm", _over("optim.lr", RATES), "the LSTM's learning rates"),
         Preset("lr-gru", "wikitext2-gru", _over("optim.lr", RATES), "the GRU's learning rates"),
-        Preset("dropout-lstm", "wikitext2-lstm", _over("model.dropout", DROPOUTS), "its dropout"),
-        Preset("dropout-gru", "wikitext2-gru", _over("model.dropout", DROPOUTS), "its dropout"),
+        Preset(
+            "dropout-lstm", "wikitext2-lstm", _over("model.dropout", DROPOUTS), "the LSTM's dropout"
+        ),
+        Preset(
+            "dropout-gru", "wikitext2-gru", _over("model.dropout", DROPOUTS), "the GRU's dropout"
+        ),
         Preset("with-dropout", "cifar100", _dropped(_table("table2")), "table 2 with Dropout"),
     )
 }

@@ -44,6 +44,9 @@ def test_a_page_fits_and_asks_nobody(site, browser, page, width, dark):
     assert browser.complaints() == []
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     assert browser.run("document.fonts.size") == 0  # the reader's own
+    scheme = browser.run("document.body.getAttribute('data-md-color-scheme')")
+    browser.run("localStorage.clear()")  # where the theme keeps it for the next page
+    assert scheme == ("slate" if dark else "default")
 
 
 def test_no_link_is_broken(site):

@@ -57,7 +57,7 @@ def add_check(commands: Any) -> None:
         "--curvature", default="hessian", metavar="NAME", help="hessian (default) or ggn"
     )
     parser.add_argument(
-        "--boundary", metavar="MODULE", help="for ggn: the module whose outputs are the network's"
+        "--boundary", metavar="MODULE", help="for ggn: the module whose outputs are the logits"
     )
     parser.add_argument(
         "--estimator", default="seht-h", metavar="NAME", help="seht-h (default), seht-d, seht-s"
@@ -70,7 +70,7 @@ def add_check(commands: Any) -> None:
         help="random probes (default 3)",
     )
     parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="of the probes (default 0)"
+        "--seed", type=whole(0, SEED), default=0, metavar="N", help="seed of the probes (default 0)"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run_check)

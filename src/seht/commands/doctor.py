@@ -26,15 +26,15 @@ held-out data (a batch, a data set or a loader each); what `seht check` takes wi
 
   # train.py
   def example():
-      model = Net().train()           # better a trained one: only that can be seen to memorise
+      model = Net().train()           # better a trained one: only that can show memorising
       return model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), train, valid
 
   seht doctor train:example
   seht doctor train:example --html doctor.html --json doctor.json --budget 60
 
 It works on a copy; nothing of yours is changed. Exit code 0: the penalty can be used as the last
-two lines say; 1: its gradient is not to be trusted, or there is nothing to penalise; 2: a mistake
-in the call.
+two lines say; 1: its gradient cannot be trusted, or there is nothing to penalise; 2: a mistake in
+the call.
 """
 
 
@@ -59,7 +59,7 @@ def add_doctor(commands: Any) -> None:
         help="about how long it may take (default 120)",
     )
     parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="of the probes (default 0)"
+        "--seed", type=whole(0, SEED), default=0, metavar="N", help="seed of the probes (default 0)"
     )
     parser.add_argument(
         "--json", metavar="FILE", help="every figure as JSON; - for standard output"

@@ -53,7 +53,7 @@ Several runs, or several --model, are measured side by side on the same directio
 Exit code 2: a mistake in the call, or a model that cannot be measured.
 """
 Runs = Callable[[Sequence[str], str, str | None], list[Subject]]
-"""The subjects behind paths of runs, of a split, with the data's directory."""
+"""Reads runs: from their paths, a split and the data's directory."""
 
 
 def add_measure(commands: Any, runs: Runs) -> None:
@@ -87,11 +87,11 @@ def add_measure(commands: Any, runs: Runs) -> None:
     )  # fmt: skip
     add(what, "--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
     add(what, "--tol", type=real(above=True), metavar="X", help="relative standard error to reach")
-    add(what, "--probes", type=whole(1, COUNT), help="replicates (as many as an interval needs)")
-    add(what, "--samples", type=whole(1, SEED), help="read so many for the trace")
-    add(what, "--few", type=whole(1, SEED), default=512, help="... and for everything else (512)")
-    add(what, "--micro-batch", type=whole(1, SEED), help="cut batches into so many")
-    add(what, "--seed", type=whole(0, SEED), default=0, help="of probes and directions")
+    add(what, "--probes", type=whole(1, COUNT), help="replicates (default: as many as needed)")
+    add(what, "--samples", type=whole(1, SEED), help="examples for the trace (default all)")
+    add(what, "--few", type=whole(1, SEED), default=512, help="examples for the rest (default 512)")
+    add(what, "--micro-batch", type=whole(1, SEED), help="cut batches to this many examples")
+    add(what, "--seed", type=whole(0, SEED), default=0, help="seed of the probes (default 0)")
     where = parser.add_argument_group("for runs of the lab")
     add(where, "--split", default="train", metavar="NAME", help="train, valid or test")
     add(where, "--data-dir", metavar="DIR", help="where the data is")

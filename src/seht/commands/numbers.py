@@ -13,7 +13,7 @@ from collections.abc import Callable
 SEED = 2**63 - 1
 """The largest seed that torch's generators take."""
 COUNT = 10**6
-"""More of anything than a run could need."""
+"""The largest count that an option accepts."""
 
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf)", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d{1,40}", re.ASCII)

@@ -16,7 +16,7 @@ The signal itself is not let through: a worker or a connection that is gone woul
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a place that takes no more."""
+"""Errors of a full disk or quota, or of a failed device."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) ->
 
 def add_shared(parser: Any, default: str) -> None:
     """The options of both, and every field of a recipe."""
-    parser.add_argument("--out", metavar="DIR", help=f"(default: {default})")
+    parser.add_argument("--out", metavar="DIR", help=f"for the results (default: {default})")
     parser.add_argument("--data-dir", metavar="DIR", help="where to look for the data first")
     parser.add_argument(
         "--device", default="auto", metavar="NAME", help="auto, cpu, cuda (default: auto)"
@@ -34,7 +34,7 @@ def add_shared(parser: Any, default: str) -> None:
         type=real(),
         default=30.0,
         metavar="SECONDS",
-        help="between two checkpoints (default: 30)",
+        help="time between two checkpoints (default: 30)",
     )
     parser.add_argument("--retry", action="store_true", help="run again what has failed")
     parser.add_argument(

@@ -19,7 +19,7 @@ def add_bench(commands: Any) -> None:
     """``seht bench``."""
     parser = commands.add_parser(
         "bench",
-        help="what each estimator costs, and what it is worth",
+        help="what each estimator costs, and how exact it is",
         description=BENCH,
     )
     parser.add_argument(

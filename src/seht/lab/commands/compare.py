@@ -56,10 +56,10 @@ def add_compare(commands: Any) -> None:
         type=whole(0, 10**9),
         default=0,
         metavar="N",
-        help="the first of them (default: 0)",
+        help="the first seed (default: 0)",
     )
     add_power(parser)
-    parser.add_argument("--preset", metavar="NAME", help="rows that are known: demo, table1, ...")
+    parser.add_argument("--preset", metavar="NAME", help="a prepared comparison: demo, table1, ...")
     parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
     parser.add_argument(
         "--grid", action="store_true", help="search each method's settings on the validation split"
@@ -69,7 +69,7 @@ def add_compare(commands: Any) -> None:
         type=whole(1, 10_000),
         default=1,
         metavar="N",
-        help="of the search, other ones than those that judge (default: 1)",
+        help="seeds of the search, other ones than those that judge (default: 1)",
     )
     parser.add_argument(
         "--budget",
@@ -80,7 +80,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument(
         "--refit",
         action="store_true",
-        help="train what was chosen or tuned on validation examples again, with them",
+        help="after choosing and tuning on validation examples, train again with them included",
     )
     parser.add_argument(
         "--jobs", type=whole(1, 1024), default=1, metavar="N", help="runs at a time (default: 1)"
@@ -92,12 +92,12 @@ def add_compare(commands: Any) -> None:
         help="where the runs go: processes here, or Ray tasks (default: local)",
     )
     parser.add_argument(
-        "--address", metavar="HOST:PORT", help="ray: a cluster's (default: one on this machine)"
+        "--address", metavar="HOST:PORT", help="ray: the cluster's head (default: on this machine)"
     )
     parser.add_argument(
         "--resources-per-trial",
         metavar="cpus=N,gpus=N",
-        help="ray: what a run takes (default: a CPU per thread, a GPU where there are any)",
+        help="ray: what a run needs (default: a CPU per thread, and a GPU if there are any)",
     )
     parser.add_argument("--no-cost", action="store_true", help="do not time the steps")
     add_shared(parser, "runs/RECIPE")

@@ -30,9 +30,11 @@ def add_train(commands: Any) -> None:
     parser = make_parser(commands, "train", "train one method", TRAIN, TRAIN_EPILOG)
     parser.add_argument("recipe", metavar="RECIPE", help="its name, for example digits")
     parser.add_argument(
-        "--method", default="weight-decay", metavar="M", help="(default: weight-decay)"
+        "--method", default="weight-decay", metavar="M", help="the method (default: weight-decay)"
     )
-    parser.add_argument("--seed", type=whole(0, SEED), default=0, metavar="N", help="(default: 0)")
+    parser.add_argument(
+        "--seed", type=whole(0, SEED), default=0, metavar="N", help="the run's seed (default: 0)"
+    )
     parser.add_argument(
         "--devices",
         type=whole(1, 1024),

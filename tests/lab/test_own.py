@@ -107,9 +107,13 @@ def test_what_cannot_be_right_is_refused(tmp_path, more, said):
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_none(tmp_path, capsys):
     with pytest.raises(DataError, match=r"none is named: --data\.file mine\.npz"):
         load(recipe("own-table"), 0)
+    for command in ("train", "compare"):  # said before anything is made
+        assert main([command, "own-table", "--out", str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err.count("--data.file mine.npz") == 1
+    assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match="name its directory in --data-dir"):
         made(tmp_path / "nowhere.npz")
     for name, content in (("a.csv", b"1,2,3"), ("b.npz", b"PK\x03\x04"), ("c.npz", b"")):

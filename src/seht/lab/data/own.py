@@ -28,7 +28,7 @@ _SHAPES = {
 
 def sealed(recipe: Recipe, data_dir: Any = None) -> Recipe:
     """The recipe with the checksum of its file in it: with another file it is another run."""
-    if recipe.data.file is None:
+    if recipe.data.name not in _SHAPES:
         return recipe
     seal = _found(recipe.data, data_dir)[1]
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, seal=seal))
@@ -36,16 +36,16 @@ def sealed(recipe: Recipe, data_dir: Any = None) -> Recipe:
 
 def own(data: DataConfig, data_dir: Any = None) -> Labelled:
     """What is in the file, read once per process."""
+    return _read(*_found(data, data_dir), data.name)
+
+
+def _found(data: DataConfig, data_dir: Any) -> tuple[Path, str]:
     if data.file is None:
         raise DataError(
             f"{data.name} reads a file of yours, and none is named: --data.file mine.npz, which "
             "numpy.savez('mine.npz', x=x, y=y) writes"
         )
-    return _read(*_found(data, data_dir), data.name)
-
-
-def _found(data: DataConfig, data_dir: Any) -> tuple[Path, str]:
-    path = files.named(str(data.file), data_dir)
+    path = files.named(data.file, data_dir)
     seal = files.digest(path, "sha256")
     if data.seal not in (None, seal):
         raise DataError(f"{path} is not the file of data.seal; put that one back, or leave it out")

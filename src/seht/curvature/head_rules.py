@@ -9,7 +9,6 @@ that of the trace (``head_loop.py``), or waits for the user's ``backward()``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -32,11 +31,6 @@ _HESSIAN = 4
 """So many times as many for tr(H), whose passes have a gradient each: with fewer the loop is slower
 than what it replaces (an LSTM with 2 million logits: 3.9 plain steps, not 3.4)."""
 _SAVED = torch._C._autograd._top_saved_tensors_default_hooks
-
-
-def may_be_large(parameters: Iterable[Tensor]) -> bool:
-    """Whether one of these may be the weight of a head whose logits are not formed."""
-    return any(w.dim() == 2 and w.shape[0] > WORTH[1] * w.shape[1] for w in parameters)
 
 
 class Attached(torch.autograd.Function):

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.curvature.head_rules import may_be_large
+from seht.curvature import head_rules
 from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
 from seht.engines.draw_steps import DrawSteps
@@ -118,7 +118,7 @@ class DifferenceEngine:
         """The plan of the passes; with ``check`` they compare steps."""
         prefix = not check and _pays(task) and ranks.keeps_graphs
         formed = prefix or task.examples is not None or not ranks.keeps_graphs
-        formed = formed or not may_be_large(task.parameters)
+        formed = formed or not _has_large_head(task)
         if task.curvature == "ggn":
             formed = formed or self.two_sided or not task.differentiable
         whole = Plan(
@@ -184,6 +184,12 @@ class DifferenceEngine:
 def _pays(task: Task) -> bool:
     """Whether enough comes before the first drawn tensor to keep it for the perturbed passes."""
     return len(task.weights) < task.count and task.indices[0] >= task.count / 5
+
+
+def _has_large_head(task: Task) -> bool:
+    """Whether a parameter may be the weight of a head whose logits are not formed."""
+    least = head_rules.WORTH[1]
+    return any(w.dim() == 2 and w.shape[0] > least * w.shape[1] for w in task.parameters)
 
 
 def _nothing_used(passes: Passes, lean: bool) -> Estimate:

@@ -1,10 +1,11 @@
-"""Does the tuned weight do harm? The second table of `docs/evidence/weight.md`.
+"""Does the tuned weight do harm? The tables of `docs/evidence/weight.md` that say so.
 
-    python scripts/figures/regimes.py                         # the table, from the records
-    python scripts/figures/regimes.py --gather DIR DIR ... --underfit FILE   # write the records
+    python scripts/figures/regimes.py                         # the tables, from the records
+    python scripts/figures/regimes.py --rule lift --gather DIR DIR ... --underfit FILE
 
 The records (`results/regimes.json.xz`) are runs of `docs/evidence/weight-protocol.md`: of folders
-that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did.
+that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did. What is
+gathered of a rule (`gap`, or `lift`) takes the place of what there was of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from weight import ROOT, fill, paired
 RECORDS = ROOT / "results" / "regimes.json.xz"
 WORSE = {"accuracy": 1.0, "perplexity": 1.0}
 """How far below is too far: points, per cent."""
+RULES = ("gap", "lift")
+"""Of the tuned weight, in the order in which they were judged."""
 Run = dict[str, Any]
 
 
@@ -88,15 +91,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gather", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--underfit", type=Path, metavar="FILE")
+    parser.add_argument("--rule", choices=RULES, default=RULES[-1])
     options = parser.parse_args()
+    runs = json.loads(lzma.decompress(RECORDS.read_bytes()))
     if options.gather:
-        runs = [run for folder in options.gather for run in gather(folder)]
+        new = [run for folder in options.gather for run in gather(folder)]
         if options.underfit:
-            runs += json.loads(options.underfit.read_text())
+            new += json.loads(options.underfit.read_text())
+        runs = [run for run in runs if run.get("rule", RULES[0]) != options.rule]
+        runs += [{**run, "rule": options.rule} for run in new]
         RECORDS.write_bytes(lzma.compress(json.dumps(runs).encode()))
         print(f"{len(runs)} runs in {RECORDS.relative_to(ROOT)}")
-    runs = json.loads(lzma.decompress(RECORDS.read_bytes()))
-    fill("harm", table(runs))
+    for rule in RULES:
+        fill(f"harm {rule}", table([run for run in runs if run.get("rule", RULES[0]) == rule]))
 
 
 if __name__ == "__main__":

@@ -239,3 +239,25 @@ def test_errors():
             seht.register_kink(gate, rule)
     with pytest.raises(TypeError, match="callable, not int"):
         seht.register_kink(3, "linear")
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        lambda x: x.relu().cumsum(-1),
+        lambda x: x.relu().flip(-1),
+        lambda x: x.relu() - x.relu().mean(),
+        lambda x: x.relu().sum(-1, keepdim=True),
+    ],
+)
+def test_linear_is_for_entry_by_entry_alone(mixing):
+    """Its slopes would be those of sums over entries, silently."""
+    ours = seht.register_kink(mixing, "linear")
+    with pytest.raises(seht.KinkError, match=r"registered as 'linear'.*register a pair"):
+        estimate(ours)
+
+
+def test_a_linear_operation_of_two_arguments_may_be_broadcast():
+    ours = seht.register_kink(lambda x, bias: torch.maximum(x, bias), "linear")
+    bias = torch.tensor(0.1, dtype=torch.float64)
+    assert_right(lambda x: ours(x, bias), lambda x: torch.maximum(x, bias))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,7 +107,32 @@ def with_slopes(
     return y.detach(), slopes
 
 
-def _linear_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _refuse_mixing(
+    func: Any, function: Callable[..., Tensor], points: list[Tensor], slopes: Sequence[Tensor]
+) -> None:
+    """An operation registered as linear whose entries depend on other entries would be silently
+    wrong: with other cotangents than ones its gradient is not these times the slopes.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return
+    leaves = [point.detach().requires_grad_() for point in points]
+    with kept_graph():
+        y = function(*leaves)
+        others = 1 + torch.arange(y.numel(), device=y.device).mul(7919).remainder(13).to(y) / 7
+        others = others.view(y.shape)
+        found = torch.autograd.grad(y, leaves, others, materialize_grads=True)
+    for leaf, slope, own in zip(leaves, slopes, found, strict=True):
+        if y.shape != leaf.shape or not torch.allclose(own, others * slope, 1e-3, equal_nan=True):
+            raise KinkError(
+                f"{getattr(func, '__name__', func)} is registered as 'linear', but an entry of its "
+                "result depends on other entries of its argument; register a pair (record, "
+                "replay), or the part of it that works entry by entry"
+            )
+
+
+def _linear_record(
+    mode: Mode, func: Any, args: Any, kwargs: Any, *, users: bool = False
+) -> tuple[Any, Any]:
     slots = real_arguments(args, kwargs)
     if not slots:  # the modulus or the sign of complex numbers is smooth, but for 0
         c = first(args, kwargs)
@@ -129,6 +155,8 @@ def _linear_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, 
 
     with mode.random.kept():
         y, slopes = with_slopes(call, points)
+        if users:
+            _refuse_mixing(func, call, points, slopes)
     rest = y
     for slope, point in zip(slopes, points, strict=True):
         rest = rest - (slope * point).masked_fill(slope == 0, 0)
@@ -153,6 +181,8 @@ def _linear_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any)
 
 
 LINEAR = Rule(_linear_record, _linear_replay)
+USERS_LINEAR = Rule(partial(_linear_record, users=True), _linear_replay)
+"""The same of an operation of somebody's own, who may be wrong about it."""
 
 
 # --- a smooth formula on each side ----------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from seht.operators.composed import refused
 from seht.operators.constants import CONSTANT
-from seht.operators.pieces import LINEAR
+from seht.operators.pieces import USERS_LINEAR
 from seht.operators.rules import Rule
 from seht.operators.table import KINKS
 
@@ -53,7 +53,11 @@ def register_kink(function: Callable[..., Any], rule: Any = "constant") -> Calla
         clip = seht.register_kink(Clip.apply, "linear")  # call clip from now on
         ```
     """
-    named = {"linear": LINEAR, "constant": CONSTANT, "smooth": refused("", lambda *_, **__: False)}
+    named = {
+        "linear": USERS_LINEAR,
+        "constant": CONSTANT,
+        "smooth": refused("", lambda *_, **__: False),
+    }
     if isinstance(rule, str):
         if rule not in named:
             raise ValueError(f"unknown rule {rule!r} (known: {', '.join(named)}, or a pair)")

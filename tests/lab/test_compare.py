@@ -345,7 +345,7 @@ def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
 def test_a_search_needs_a_validation_split(tmp_path):
     recipe = digits(**{"data.validation": "0"})
     rows = [list(entries(recipe, "none", "mixup"))]
-    with pytest.raises(RunError, match=r"--data\.validation 500"):
+    with pytest.raises(RunError, match=r"hold some training examples out with --data\.validation"):
         compare(Comparison(recipe, (rows[0][0],), (0,), tmp_path / "c"), grid=rows, say=quiet)
     assert not (tmp_path / "c").exists()
 

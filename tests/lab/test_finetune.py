@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from real_data import needs
+from small import train
 
 from seht.errors import MissingExtraError
 from seht.lab.data import examples, load
@@ -72,32 +73,43 @@ def test_without_the_extra(monkeypatch):
 
 
 @pretrained
-@needs("cifar10")
-@pytest.mark.slow
-def test_a_linear_layer_on_it_is_far_above_chance():
-    """The pretrained features are good: 100 images are enough for half of the test images."""
-    data = load(override(recipe("finetune"), {"data.size": "100", "data.validation": "0"}), 0)
-    from seht.lab.models import build
+def test_norms_keep_the_statistics_they_came_with():
+    """Those of a few images are another network's: fine-tuning with them lost to a linear layer."""
+    from seht.lab.models.lite0 import Lite0Top
 
     torch.manual_seed(0)
-    model = build(recipe("finetune").model, data).eval()
-    weights = list(model.linear.parameters())
+    model = Lite0Top(classes=10)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    x = torch.randn(4, 112, 6, 6)
+    with torch.no_grad():
+        trained = model.train()(x)
+        judged = model.eval()(x)
+    assert torch.equal(trained, judged) and len(before) > 10
+    assert all(torch.equal(before[name], value) for name, value in model.named_buffers())
+    model.train()
+    assert model.training and model.blocks.training and not model.norm.training
+    assert all(weight.requires_grad for weight in model.parameters())
 
-    @torch.no_grad()
-    def features(split):
-        batches = list(data.eval_batches(split))
-        x = [model.act(model.norm(model.conv(model.blocks(b.x)))).mean((2, 3)) for b in batches]
-        return torch.cat(x), torch.cat([b.y for b in batches])
 
-    (x, y), (x_test, y_test) = features("train"), features("test")
-    optimizer = torch.optim.LBFGS(weights, max_iter=200)
+@pretrained
+def test_the_last_layer_alone():
+    from seht.lab.models.lite0 import Lite0Top
 
-    def closure():
-        optimizer.zero_grad()
-        penalty = sum(w.square().sum() for w in weights)
-        loss = F.cross_entropy(model.linear(x), y) + 1e-3 * penalty
-        loss.backward()
-        return loss
+    model = Lite0Top(classes=10, linear=True)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert trained == ["linear.weight", "linear.bias"]
+    assert override(recipe("finetune"), {"model.name": "lite0-linear"}).task == "features"
 
-    optimizer.step(closure)
-    assert (model.linear(x_test).argmax(1) == y_test).double().mean() > 0.5
+
+@pretrained
+@needs("cifar10")
+@pytest.mark.slow
+def test_fine_tuning_is_no_worse_than_the_last_layer_alone(tmp_path):
+    """From 80 images, on 1,000 others; both far above chance, as the weights are good."""
+    found = {}
+    for name in ("lite0", "lite0-linear"):
+        changes = {"data.size": "80", "data.validation": "1000", "data.within": "false"}
+        made = override(recipe("finetune"), {**changes, "model.name": name, "robustness": "false"})
+        result = train(made, "weight-decay", 1_000_000, tmp_path / name, test=False)
+        found[name] = result.metrics["last"]["valid_top1"]
+    assert found["lite0"] > found["lite0-linear"] - 1 > 55

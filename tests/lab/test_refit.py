@@ -67,6 +67,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, capsys, command, said):
     assert cli.main(["compare", "digits-noisy", *command, *out]) == 2
     told = capsys.readouterr().err.strip()
     assert said in told and "\n" not in told
+    assert told.count("early-stopping") <= 1  # its name is said once
     assert not (tmp_path / "out").exists()
 
 

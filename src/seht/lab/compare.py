@@ -180,9 +180,12 @@ def fitting(
         except DataError as error:
             raise RunError(str(error)) from error
         except ValueError as error:
+            said = str(error)
+            named = said.startswith((f"{entry.name} ", f"{entry.name}:"))
+            said = said if named else f"{entry.name}: {said}"
             if not leave_out:
-                raise RunError(f"{entry.name}: {error}") from error
-            say(f"left out: {entry.name}: {error}")
+                raise RunError(said) from error
+            say(f"left out: {said}")
             continue
         kept.append(row)
     return kept

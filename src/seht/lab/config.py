@@ -20,7 +20,7 @@ MODELS = {
     "image": ("resnet18", "wrn", "cnn"),
     "table": ("mlp",),
     "series": ("cnn",),
-    "features": ("lite0",),
+    "features": ("lite0", "lite0-linear"),
     "text": ("lstm", "gru", "gpt"),
 }
 """The networks that take the data of a task."""
@@ -73,8 +73,8 @@ class ModelConfig:
     """A network of :mod:`seht.lab.models`; fields that it does not have are ignored."""
 
     name: str
-    """resnet18, wrn, cnn (images); mlp (table); cnn (series); lite0 (features); lstm, gru, gpt
-    (text)."""
+    """resnet18, wrn, cnn (images); mlp (table); cnn (series); lite0, lite0-linear
+    (features; its last layer alone); lstm, gru, gpt (text)."""
     width: int = 64
     """Channels of the first layer (16 in the usual Wide ResNet); units of an mlp's layers."""
     depth: int = 28

@@ -82,7 +82,7 @@ def best(
     if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
         raise RunError(
             f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
-            "training examples out with --data.validation 500"
+            "training examples out with --data.validation"
         )
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     if set(chosen) & set(comparison.seeds):

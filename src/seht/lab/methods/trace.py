@@ -75,7 +75,8 @@ class TracePenalty(Method):
                 f"training of {run.steps}; give it as a fraction, {self.name}(warmup=0.1)"
             )
         estimator = self.penalty.estimator
-        coupled = any(isinstance(module, _BatchNorm) for module in run.model.modules())
+        modules = run.model.modules()
+        coupled = any(isinstance(module, _BatchNorm) and module.training for module in modules)
         if coupled and isinstance(estimator, SehtS) and estimator.coupling == "refuse":
             # An error now is better than one at the first penalised step.
             raise ValueError(

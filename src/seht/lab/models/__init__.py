@@ -72,8 +72,9 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
             init=config.init,
             init_all=config.init_all,
         )
-    if config.name == "lite0":
-        return Lite0Top(classes=data.classes, dropout=config.dropout)
+    if config.name in MODELS["features"]:
+        linear = config.name == "lite0-linear"
+        return Lite0Top(classes=data.classes, dropout=config.dropout, linear=linear)
     task = "text" if data.example is None else ("table", "series", "image")[len(data.example) - 1]
     if config.name not in MODELS[task] or data.example is None:
         raise ValueError(unknown("model", config.name, MODELS[task]))

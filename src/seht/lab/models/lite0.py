@@ -21,18 +21,36 @@ FROZEN = 11
 
 
 class Lite0Top(nn.Module):
-    """The last five blocks and the head, with a new last layer; takes what :func:`bottom` gives."""
+    """The last five blocks and the head, with a new last layer; takes what :func:`bottom` gives.
 
-    def __init__(self, *, classes: int, dropout: float = 0.0) -> None:
+    BatchNorm keeps ImageNet's statistics in training too: those of a batch of 40 images make
+    another network of it. The new layer begins at zero, so that at first no other moves.
+
+    Args:
+        classes: of the new last layer.
+        dropout: before it.
+        linear: train the last layer alone.
+    """
+
+    def __init__(self, *, classes: int, dropout: float = 0.0, linear: bool = False) -> None:
         super().__init__()
         whole = pretrained()
         self.blocks = nn.Sequential(*whole._blocks[FROZEN:])
         self.conv, self.norm, self.act = whole._conv_head, whole._bn1, whole._swish
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.requires_grad_(not linear)
         self.linear = nn.Linear(whole._fc.in_features, classes)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.train()
+
+    def train(self, mode: bool = True) -> Lite0Top:
+        """All but BatchNorm."""
+        super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 0.1  # it was 0.01: a fine-tuning ends before that has followed
+                module.eval()
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""

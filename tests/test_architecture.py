@@ -122,7 +122,6 @@ NOT_OURS = {
     "distributed/shards.py": "FSDP2's state",
     "doctor/cost.py": "a weight's .grad",
     "lab/bench/cases.py": "parts of a module",
-    "lab/models/lite0.py": "a module's momentum",
     "lab/progress.py": "how warnings are shown",
     "lab/report/__init__.py": "rich's console",
     "measure/data.py": "a copy of the same class",

@@ -98,6 +98,20 @@ def test_a_training_that_ends_in_the_warm_up_is_said():
         penalised(short, 2)
 
 
+@pytest.mark.parametrize("options", [{"share": 2.0}, {"weight": "tuned"}, {}])
+def test_a_training_too_short_to_measure_its_share_is_said(options):
+    """The first eight penalised steps are charged nothing."""
+    penalty = seht.HessianTrace(network(), warmup=2, every=2, **options)
+    penalised(penalty, 2 + 14)
+    said = "after 7 penalised steps, and 8 .* did nothing. Train longer, penalise more steps"
+    with pytest.warns(PenaltyWarning, match=said):
+        penalty.close()
+    penalised(penalty, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        penalty.close()
+
+
 def test_nothing_is_said_otherwise():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

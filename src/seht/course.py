@@ -201,6 +201,7 @@ class Course:
         return {
             **self.account.state(),
             "seed": self.seed,
+            "curvature": self.settings.curvature,
             "engine": self.engine.state(),
             "strength": self.strength.state(),
             "ranks": self.ranks.state(),
@@ -216,16 +217,20 @@ class Course:
         seed = functional.check_seed(state["seed"])
         account = Account(self.settings.on_nonfinite)
         account.load_state(state)
-        kind = self.strength.weight.kind
-        if "strength" in state:  # a weight that is given has nothing to remember
-            ranks = ranks_of(self.settings.model, self.ranks)
-            self.strength.load_state(state["strength"], ranks)
-        elif kind != "given":
+        # A weight that is given has nothing to remember.
+        strength = state.get("strength", {"kind": "given", "read": 0})
+        kinds, mine = {self.strength.weight.kind, strength.get("kind")}, self.settings.curvature
+        found = state.get("curvature", mine)
+        if kinds <= {"share", "tuned"} and found != mine:
             raise ValueError(
-                f"this state belongs to a given weight, and this penalty has a {kind} one; make it "
-                "with the weight= of the run that was saved"
+                f"this state has a weight that was found for curvature={found!r}, and this penalty "
+                f"has {mine!r}; make it with the curvature= of the run that was saved"
             )
+        with Undo() as undo:
+            undo.add(self.engine.back())
+            undo.add(self.strength.back())
+            if state.get("engine"):
+                self.engine.load_state(state["engine"])
+            self.strength.load_state(strength, ranks_of(self.settings.model, self.ranks))
         self.seed, self.account = seed, account
         self.ranks.reset(state.get("ranks"))
-        if state.get("engine"):
-            self.engine.load_state(state["engine"])

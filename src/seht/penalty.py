@@ -240,8 +240,8 @@ class HessianTrace:
         self._course.strength.equip(held_out, optimizer)
 
     def close(self) -> None:
-        """Call it at the end: it warns if the training was over before the warm-up was."""
-        self.schedule.warn_if_unused(self.step)
+        """Call it at the end: it warns if the training was too short for a penalty to begin."""
+        self._course.strength.close(self.step)
 
     def __enter__(self) -> HessianTrace:
         """``with seht.HessianTrace(...) as penalty:`` around a training calls :meth:`close`."""

@@ -8,6 +8,7 @@ import random
 import patients
 import pytest
 import torch
+from helpers import same
 from torch import nn
 
 import seht
@@ -72,14 +73,6 @@ def state(model):
         torch.get_rng_state(),
         random.getstate(),
     )
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
 
 
 def normalised():

@@ -120,7 +120,8 @@ def test_accelerate(by_hand, options):
     assert penalty.path == by_hand
 
 
-def test_hugging_face(by_hand, options, tmp_path):
+def hugging_face_run(folder, options, resume=None, **more):
+    """A penalty that has trained, from a checkpoint or from the start; it stops where it saves."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from seht.integrations.huggingface import SehtTrainer
@@ -138,23 +139,40 @@ def test_hugging_face(by_hand, options, tmp_path):
         def _get_train_sampler(self, *args, **kwargs):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
+    class Stop(transformers.TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            control.should_training_stop = True
+
     def rows(part):
         return [{"x": x, "labels": y} for x, y in zip(X[part], Y[part], strict=True)]
 
     model = Wrapped()
     penalty = seht.HessianTrace(model, **options, boundary="net")
     args = transformers.TrainingArguments(
-        output_dir=str(tmp_path), num_train_epochs=EPOCHS, per_device_train_batch_size=8,
+        output_dir=str(folder), num_train_epochs=EPOCHS, per_device_train_batch_size=8,
         per_device_eval_batch_size=8, learning_rate=3e-3, lr_scheduler_type="constant",
-        max_grad_norm=0.0, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
-        logging_strategy="no",
+        max_grad_norm=0.0, report_to="none", use_cpu=True, disable_tqdm=True,
+        logging_strategy="no", **{"save_strategy": "no", **more},
     )  # fmt: skip
     trainer = InOrder(
-        model=model, args=args, train_dataset=rows(TRAIN), held_out=rows(OTHERS), penalty=penalty
-    )
-    trainer.train()
-    assert penalty.path.positions == by_hand.positions
-    assert penalty.path.weights == pytest.approx(by_hand.weights, rel=1e-4)
+        model=model, args=args, train_dataset=rows(TRAIN), held_out=rows(OTHERS), penalty=penalty,
+        callbacks=[Stop()],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return penalty
+
+
+def test_hugging_face(by_hand, options, tmp_path):
+    path = hugging_face_run(tmp_path, options).path
+    assert path.positions == by_hand.positions
+    assert path.weights == pytest.approx(by_hand.weights, rel=1e-4)
+
+
+def test_hugging_face_resumed(tmp_path):
+    whole = hugging_face_run(tmp_path / "whole", SAID).path
+    part = hugging_face_run(tmp_path / "part", SAID, save_strategy="steps", save_steps=15)
+    assert part.step == 15
+    assert hugging_face_run(tmp_path / "part", SAID, resume=True).path == whole
 
 
 def test_held_out_data_for_a_given_weight_are_refused():

@@ -99,22 +99,23 @@ def problem(seed=0, wrong=0.4):
     return nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3)), x, y
 
 
-def train(weight, steps=240, **problem_options):
+def train(weight, steps=240, lr=0.1, **problem_options):
+    """The penalty, and the loss on clean examples."""
     model, x, y = problem(**problem_options)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     penalty = seht.HessianTrace(
         model, weight=weight, curvature="ggn", every=2, warmup=0.1, total_steps=steps, seed=0
     )
     for step in range(steps):
         rows = torch.arange(40) + 40 * (step % 3)
         optimizer.zero_grad()
-        loss = penalty(
-            lambda: F.cross_entropy(model(x[rows]), y[rows]),
-            held_out=lambda: F.cross_entropy(model(x[120:]), y[120:]),
-        )
-        loss.backward()
+        more = {} if weight == 0 else {"held_out": lambda: F.cross_entropy(model(x[120:]), y[120:])}
+        penalty(lambda: F.cross_entropy(model(x[rows]), y[rows]), **more).backward()
         optimizer.step()
-    return penalty, float(F.cross_entropy(model(x[120:]), y[120:]))
+    right = torch.arange(1500) % 3
+    with torch.no_grad():
+        clean = torch.randn(1500, 10, generator=torch.Generator().manual_seed(7))
+        return penalty, F.cross_entropy(model(clean + 1.5 * F.one_hot(right, 10)), right).item()
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.2])
@@ -128,6 +129,22 @@ def test_every_start_ends_in_the_same_place(wrong, gap):
         assert math.isfinite(loss)
         ends.append(penalty.path.weights[-1])
     assert max(ends) < 3 * min(ends), ends
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
+def test_sixty_held_out_examples_and_the_prototype_s_weight_of_900(seed):
+    """Where labels are wrong it gains on clean examples; without its bound, from a start far too
+    large, the network is lost.
+    """
+    _, without = train(0.0, lr=0.03, seed=seed)
+    penalty, tuned = train("tuned", lr=0.03, seed=seed)
+    assert tuned < 0.9 * without, (tuned, without)
+    bounded, large = train(seht.Tuning(start=300.0), lr=0.03, seed=seed)
+    assert large < 0.9 * without and max(bounded.path.weights) < 3 * max(penalty.path.weights)
+    free = seht.Tuning(start=300.0, home=300.0, most=1e4, gap=0.0)
+    with pytest.warns(seht.PenaltyWarning, match="all there is"):
+        free, lost = train(free, lr=0.03, seed=seed)
+    assert max(free.path.weights) > 50 * max(bounded.path.weights) and lost > 2 * without
 
 
 def test_clipping_and_accumulation_beside_it():

@@ -23,6 +23,8 @@ _MEMORY = 20
 _LEAST = 0.02
 """The smallest factor of the weight; not 0, because a path needs positive weights."""
 _WHOLE = 0.9
+_SAME, _DIGITS = 3, 1e-6
+"""So many looks without a difference, up to rounding, are no chance."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Gap:
             self.held_out + rate * (held_out - self.held_out),
             self.square + rate * ((held_out - train) ** 2 - self.square),
         )
+
+    @property
+    def same(self) -> bool:
+        """Whether both were one number to the last digit, look by look: the same examples."""
+        return self.looks >= _SAME and self.square <= (_DIGITS * self.held_out) ** 2 > 0
 
     @property
     def relative(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from seht.distributed import Ranks
 from seht.precision.policy import Casts, prepared
+from seht.probes import mix
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.replayer import extra_run
@@ -26,29 +27,33 @@ class HeldOutBatches:
     """An iterable of held-out batches, begun again at its end, and the loss on one of them.
 
     Creating the iterator of a ``DataLoader`` and reading from it draws random numbers; the global
-    random state is put back, so that a training with held-out data shuffles as one without.
+    random state is put back, so that a training with held-out data shuffles as one without. How a
+    shuffled one is ordered follows from the seed of the process and the number of the round, so
+    that a resumed run reads the same batches.
     """
 
     def __init__(self, batches: Iterable[Any], loss_fn: LossFn) -> None:
         self._batches, self._loss_fn = batches, loss_fn
-        self._iterator: Iterator[Any] | None = None
-        self.read = self._behind = 0
-        """Batches read so far, of all rounds; and those to pass over first."""
+        self._last: Any = None
+        self.go_on(0)
 
     def closure(self, model: nn.Module) -> Closure:
         """The loss on the next batch."""
-        with RandomState(model.parameters()).all_kept():
-            while self._behind:
-                self._next()
-                self._behind -= 1
-            batch = self._next()
-        self.read += 1
+        if not self._again:
+            with RandomState(model.parameters()).all_kept():
+                while self._behind:
+                    self._next()
+                    self._behind -= 1
+                self._last = self._next()
+        self._again, self.read = False, self.read + 1
+        batch = self._last
         return lambda: self._loss_fn(model, batch)
 
     def _next(self) -> Any:
         for _ in range(2):
             if self._iterator is None:
-                self._iterator = iter(self._batches)
+                torch.default_generator.manual_seed(mix(torch.initial_seed(), self._round))
+                self._iterator, self._round = iter(self._batches), self._round + 1
             try:
                 return next(self._iterator)
             except StopIteration:
@@ -58,11 +63,39 @@ class HeldOutBatches:
             "pass a DataLoader or a list, not an iterator or a generator"
         )
 
+    def back(self) -> Callable[[], None]:
+        """The way back, where the step fails: its batch is given once more."""
+        read = self.read
+
+        def back() -> None:
+            self._again, self.read = self._again or self.read > read, read
+
+        return back
+
     def go_on(self, read: int) -> None:
         """Continue after this many batches, if the iterable yields the same ones in each round."""
-        length = len(self._batches) if isinstance(self._batches, Sized) else 0
-        self._iterator, self.read = None, read
-        self._behind = read % length if length else 0
+        self._iterator: Iterator[Any] | None = None
+        self.read, self._again = read, False
+        """Batches read so far, of all rounds; whether the last one is to be given once more."""
+        length = _length(self._batches)
+        self._round, self._behind = divmod(read, length) if length else (0, read)
+
+    def __getstate__(self) -> tuple[Iterable[Any], LossFn, int]:
+        """Without the iterator: a loader's cannot be copied."""
+        return self._batches, self._loss_fn, self.read
+
+    def __setstate__(self, state: tuple[Iterable[Any], LossFn, int]) -> None:
+        self._batches, self._loss_fn, read = state
+        self._last = None
+        self.go_on(read)
+
+
+def _length(batches: Any) -> int:
+    """0 where nobody knows: a ``DataLoader`` has a length, and that of a stream raises."""
+    try:
+        return len(batches)
+    except TypeError:
+        return 0
 
 
 def source(held_out: Any) -> Closure | HeldOutBatches:
@@ -110,7 +143,10 @@ def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:
             checkpoints(),
         ):
             output = task.closure()
-        loss = check_loss(split(output)[0])
+        try:
+            loss = check_loss(split(output)[0])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise type(error)(f"held_out: {error}") from None
         found = ranks.gradient(loss, list(weights.values()))
     result = vector(list(weights), found)
     if not any(name in result for name in probed):

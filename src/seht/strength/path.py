@@ -78,11 +78,15 @@ class WeightPath:
                 "of a training with weight='tuned', or what its state() wrote down"
             )
         try:
-            positions = tuple(float(p) for p in state["positions"])
-            weights = tuple(float(w) for w in state["weights"])
-            return cls(positions, weights, state.get("curvature"))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this path of weights is not complete: {error}") from error
+            positions, weights = (
+                tuple(float(x) for x in state[name]) for name in ("positions", "weights")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"this path of weights is not complete, or has something else than numbers "
+                f"({error}); pass penalty.path, or what its state() wrote down"
+            ) from error
+        return cls(positions, weights, state.get("curvature"))
 
     def __repr__(self) -> str:
         """Where it begins, how far it goes, where it ends."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seht.errors import NonFiniteError, check_positive
+from seht.guards import warn
 from seht.strength.calm import Calm
 from seht.strength.products import Vector, mean
 from seht.strength.schedule import Schedule
@@ -59,6 +60,15 @@ class ShareWeight(Weight):
         if not self._follow:
             self._loss, self._trace = {}, {}
 
+    def warn_if_unfound(self) -> None:
+        """The penalty did nothing then."""
+        if self._unit is None:
+            warn(
+                f"seht: the training ended after {self._count} penalised steps, and {_MEASURED} of "
+                "them are needed to measure the share: the penalty did nothing. Train longer, "
+                "penalise more steps (every=, warmup=), or give a weight= of your own."
+            )
+
     def state(self) -> dict[str, Any]:
         """The averages too, while the share is being measured."""
         return super().state() | {
@@ -80,8 +90,8 @@ class ShareWeight(Weight):
 
 def _refuse_zero(loss: float, trace: float) -> None:
     for size, what, fix in (
-        (loss, "loss", "is the model trained already, or the loss constant?"),
-        (trace, "trace", "curvature='hessian', or a weight= of your own,"),
+        (loss, "loss", "check that the closure computes the loss of this model, not a constant"),
+        (trace, "trace", "try curvature='hessian', or a weight= of your own"),
     ):
         if not math.isfinite(size):
             raise NonFiniteError(
@@ -91,5 +101,5 @@ def _refuse_zero(loss: float, trace: float) -> None:
         if size == 0:
             raise ValueError(
                 f"the gradient of the {what} is zero in all weights, so that no share of it can be "
-                f"taken; {fix if what == 'loss' else 'try ' + fix.rstrip(',')}"
+                f"taken; {fix}"
             )

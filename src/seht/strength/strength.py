@@ -85,12 +85,18 @@ class Strength:
     ) -> Dose:
         """What to do in the next call; ``last`` if it is the last of an accumulated step."""
         if given is not None:
-            if given is closure:
-                raise ValueError(
-                    "held_out is the training closure itself, which always favours a weight of 0; "
-                    "compute the loss on examples that are not trained on"
+            if isinstance(given, tuple):
+                raise TypeError(
+                    "a call reads no held-out batches, it would read the first again and again; "
+                    "give the pair (batches, loss_fn) when the penalty is made, or "
+                    "penalty.equip(held_out=...)"
                 )
             self.weight = self.weight.with_held_out()
+        if closure == (self._held_out if given is None else given):
+            raise ValueError(
+                "held_out is the training closure itself, which always favours a weight of 0; "
+                "compute the loss on examples that are not trained on"
+            )
         base = self.weight.at(step, self.schedule)
         due = self.schedule.due(step)
         if due:
@@ -147,13 +153,22 @@ class Strength:
 
     def back(self) -> Callable[[], None]:
         """The way back to what is known now."""
-        weight, inside = self.weight, self.weight.back()
+        weight, inside, batches = self.weight, self.weight.back(), self._held_out
+        read = batches.back() if isinstance(batches, held.HeldOutBatches) else None
 
         def back() -> None:
             inside()
             self.weight = weight
+            if read is not None:
+                read()
 
         return back
+
+    def close(self, step: int) -> None:
+        """The training is over: say so if nothing of it was penalised."""
+        self.schedule.warn_if_unused(step)
+        if step > 0 and step > self.schedule.plain_steps:
+            self.weight.warn_if_unfound()
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
@@ -172,6 +187,12 @@ class Strength:
         weight = self.weight
         if isinstance(weight, OpenWeight) and state.get("kind") == TunedWeight.kind:
             weight = TunedWeight(Tuning())  # the held-out data come later, as they did before
-        weight.load_state(state)
+        try:
+            weight.load_state(state)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"this state of a {weight.kind} weight is not complete ({error}): another version "
+                "of seht wrote it; continue with that one, or without load_state_dict"
+            ) from error
         self.weight, self._place, self._read = weight, place, int(state["read"])
         self._go_on_reading()

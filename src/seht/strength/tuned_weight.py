@@ -71,6 +71,11 @@ class TunedWeight(ShareWeight):
         train, held_out = seen.means()
         cosine = _cosine(step, seen, held_out)
         self._gap = self._gap.after(train, held_out)
+        if self._gap.same:
+            raise ValueError(
+                "the held-out loss is the training loss to the last digit, look by look: held_out "
+                "computes it on the training batch; give it examples that are not trained on"
+            )
         counts = self._gap.counts(self._tuning.gap)
         rate = self._tuning.rate(looks, left) if counts else 0.0
         self._lift = self._lift.after(self._gap.looks, self._gap.train, self._gap.held_out)

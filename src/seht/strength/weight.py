@@ -62,6 +62,9 @@ class Weight:
             "leave weight= and share= out, or held_out="
         )
 
+    def warn_if_unfound(self) -> None:
+        """The training is over: say so if it was too short to find the weight."""
+
     def charged(self, trace: float) -> None:
         """Note the size of a finite trace that was estimated."""
         if self.calm is not None:

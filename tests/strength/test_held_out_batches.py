@@ -1,0 +1,125 @@
+"""Held-out batches: read one after the other, begun again, and the same ones in a resumed run."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import seht
+from seht.strength.held_out import HeldOutBatches
+
+SET = TensorDataset(torch.arange(12.0))
+
+
+class Stream(IterableDataset):
+    """Has no length, and its loader none either."""
+
+    def __iter__(self):
+        return iter(torch.arange(12.0))
+
+
+def first(model, batch):
+    return batch[0] if isinstance(batch, (list, tuple)) else batch
+
+
+MODEL = nn.Linear(1, 2)
+SOURCES = {
+    "list": lambda: [torch.tensor([k, k + 0.5]) for k in range(5)],
+    "loader": lambda: DataLoader(SET, 5),
+    "shuffled": lambda: DataLoader(SET, 5, shuffle=True),
+    "stream": lambda: DataLoader(Stream(), 5),
+}
+
+
+def read(batches, count):
+    return [batches.closure(MODEL)().tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_resumed_run_reads_the_same(kind):
+    """From every place, also where the random state is another one by then."""
+    torch.manual_seed(3)
+    whole = read(HeldOutBatches(SOURCES[kind](), first), 11)
+    if kind == "shuffled":
+        assert whole[:3] != whole[3:6] and {*whole[0], *whole[1], *whole[2]} == {*range(12)}
+    else:
+        assert whole[0] == whole[3 if kind != "list" else 5]
+    for stop in range(11):
+        before = HeldOutBatches(SOURCES[kind](), first)
+        assert read(before, stop) == whole[:stop] and before.read == stop
+        torch.rand(stop)
+        after = HeldOutBatches(SOURCES[kind](), first)
+        after.go_on(stop)
+        assert read(after, 11 - stop) == whole[stop:]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_no_random_number_is_used_up(kind):
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    read(HeldOutBatches(SOURCES[kind](), first), 7)
+    assert torch.equal(state, torch.get_rng_state()) and torch.initial_seed() == 3
+
+
+def test_another_seed_shuffles_otherwise():
+    found = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        found.append(read(HeldOutBatches(SOURCES["shuffled"](), first), 3))
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_batch_is_given_again_where_its_step_failed():
+    batches = HeldOutBatches(iter(SOURCES["list"]()), first)
+    [one] = read(batches, 1)
+    back = batches.back()
+    [two] = read(batches, 1)
+    for _ in range(2):
+        back()
+        assert batches.read == 1
+        assert read(batches, 1) == [two] and batches.read == 2
+    assert read(batches, 1)[0] not in (one, two)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_goes_on_from_there(copied):
+    """A loader's iterator cannot be copied."""
+    penalty = seht.HessianTrace(
+        nn.Linear(1, 2), weight="tuned", total_steps=20, held_out=(DataLoader(SET, 5), squared)
+    )
+    steps(penalty, 10)
+    other = copied(penalty)
+    assert other.state_dict()["strength"]["read"] == 2
+    for one in (penalty, other):
+        steps(one, 3)
+    assert penalty.path == other.path and len(penalty.path.weights) == 6
+
+
+def squared(model, batch):
+    x = batch[0].unsqueeze(1) / 12
+    return F.cross_entropy(model(x), (x[:, 0] > 0.5).long())
+
+
+def steps(penalty, count):
+    batch = [torch.linspace(0, 12, 7)]
+    for _ in range(count):
+        penalty(lambda: squared(penalty.model, batch))
+
+
+def test_batches_that_are_given_after_the_state():
+    """As Lightning does: the checkpoint is read before the training begins."""
+    made = lambda **more: seht.HessianTrace(MODEL, weight="tuned", total_steps=20, seed=0, **more)
+    given = {"held_out": (DataLoader(SET, 5, shuffle=True), squared)}
+    penalty = made(**given)
+    steps(penalty, 12)
+    late = made()
+    late.load_state_dict(penalty.state_dict())
+    assert late.state_dict()["strength"]["read"] == 4
+    late.equip(**given)
+    for one in (penalty, late):
+        steps(one, 6)
+    assert penalty.path == late.path

@@ -1,6 +1,6 @@
 """How strong is one and the same weight on three networks?
 
-    python benchmarks/shares.py --steps 40
+    python benchmarks/shares.py --steps 20
 
 The README's network on its random data; LoRA on a small GPT-2 (from a configuration, on the letters
 of Python's own documentation); EfficientNet-Lite0 with its ImageNet weights and a new last layer,
@@ -74,7 +74,7 @@ def efficientnet():
     model = pretrained().train()
     model._fc = nn.Linear(model._fc.in_features, 10)
     loss = lambda batch: F.cross_entropy(model(batch[0]), batch[1])
-    batches = list(zip(images.split(16), labels.split(16), strict=True))
+    batches = list(zip(images.split(8), labels.split(8), strict=True))
     return model, loss, batches, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), {}
 
 
@@ -108,8 +108,8 @@ def measure(make, curvature, steps):
 def main():
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--curvature", nargs="+", default=["ggn", "hessian"])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--curvature", nargs="+", default=["ggn"])
     parser.add_argument("--json", type=Path, help="write the steps here, too")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
     python benchmarks/underfit.py --seeds 6
     python benchmarks/underfit.py --seeds 10 --first-seed 300 --rows tuned --json underfit.json
+    python benchmarks/underfit.py --seeds 7 --first-seed 400 --rows tuned --held-out 1000
 
 A student learns from a teacher, every example new, 300 steps: it underfits, so that any penalty can
 only harm. Test accuracy in %, the difference to a training without a penalty by seed.
@@ -32,8 +33,14 @@ OPTIMIZERS = {
 }
 
 
-def accuracy(seed, make, options):
-    """After one training; and the tuned weight's first and last."""
+USUAL = 200
+"""Held-out examples."""
+
+
+def accuracy(seed, make, options, held_out=USUAL):
+    """After one training; and the tuned weight's first and last. The training examples are the same
+    with any number of held-out ones.
+    """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(100 + seed)
     teacher = nn.Sequential(nn.Linear(10, 30), nn.Tanh(), nn.Linear(30, 4))
@@ -41,11 +48,13 @@ def accuracy(seed, make, options):
         for part in teacher.parameters():
             part.mul_(3)
 
-    def draw(count):
+    def draw(count, generator=generator):
         x = torch.randn(count, 10, generator=generator)
         return x, teacher(x).argmax(1)
 
-    (x_test, y_test), (x_held, y_held) = draw(4000), draw(200)
+    (x_test, y_test), (x_held, y_held) = draw(4000), draw(USUAL)
+    if held_out != USUAL:
+        x_held, y_held = draw(held_out, torch.Generator().manual_seed(10_000 + seed))
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = make(model.parameters())
@@ -73,6 +82,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--held-out", type=int, default=USUAL, help="how many examples")
     parser.add_argument("--json", type=Path, help="write the runs here, too")
     given = parser.parse_args()
     seeds = range(given.first_seed, given.first_seed + given.seeds)
@@ -80,7 +90,7 @@ def main():
     runs = []
 
     def run(name, row, seed):
-        found, weights = accuracy(seed, OPTIMIZERS[name], ROWS.get(row))
+        found, weights = accuracy(seed, OPTIMIZERS[name], ROWS.get(row), given.held_out)
         runs.append(
             {"task": f"new examples only, {name}", "row": row, "seed": seed, "steps": STEPS,
              "measure": "accuracy", "value": found, "weights": weights}

@@ -51,7 +51,7 @@ def lora():
     torch.manual_seed(0)
     config = GPT2Config(
         n_embd=128, n_layer=4, n_head=4, vocab_size=len(letters), n_positions=64,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     adapter = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
     model = get_peft_model(GPT2LMHeadModel(config), adapter).train()

@@ -137,9 +137,9 @@ def test_sixty_held_out_examples_and_the_prototype_s_weight_of_900(seed):
     large, the network is lost.
     """
     _, without = train(0.0, lr=0.03, seed=seed)
-    penalty, tuned = train("tuned", lr=0.03, seed=seed)
+    penalty, tuned = train(seht.Tuning(beyond=1), lr=0.03, seed=seed)
     assert tuned < 0.9 * without, (tuned, without)
-    bounded, large = train(seht.Tuning(start=300.0), lr=0.03, seed=seed)
+    bounded, large = train(seht.Tuning(start=300.0, beyond=1), lr=0.03, seed=seed)
     assert large < 0.9 * without and max(bounded.path.weights) < 3 * max(penalty.path.weights)
     free = seht.Tuning(start=300.0, home=300.0, most=1e4, gap=0.0)
     with pytest.warns(seht.PenaltyWarning, match="all there is"):

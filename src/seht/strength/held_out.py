@@ -32,6 +32,15 @@ class HeldOutBatches:
     that a resumed run reads the same batches.
     """
 
+    read: int
+    """Batches read so far, of all rounds."""
+    _again: bool
+    """Whether the last one is to be given once more."""
+    _behind: int
+    """Batches to pass over first."""
+    _round: int
+    _iterator: Iterator[Any] | None
+
     def __init__(self, batches: Iterable[Any], loss_fn: LossFn) -> None:
         self._batches, self._loss_fn = batches, loss_fn
         self._last: Any = None
@@ -74,9 +83,7 @@ class HeldOutBatches:
 
     def go_on(self, read: int) -> None:
         """Continue after this many batches, if the iterable yields the same ones in each round."""
-        self._iterator: Iterator[Any] | None = None
-        self.read, self._again = read, False
-        """Batches read so far, of all rounds; whether the last one is to be given once more."""
+        self._iterator, self.read, self._again = None, read, False
         length = _length(self._batches)
         self._round, self._behind = divmod(read, length) if length else (0, read)
 

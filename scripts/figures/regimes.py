@@ -103,7 +103,7 @@ def main() -> None:
         RECORDS.write_bytes(lzma.compress(json.dumps(runs).encode()))
         print(f"{len(runs)} runs in {RECORDS.relative_to(ROOT)}")
     for rule in RULES:
-        fill(f"harm {rule}", table([run for run in runs if run.get("rule", RULES[0]) == rule]))
+        fill(f"harm-{rule}", table([run for run in runs if run.get("rule", RULES[0]) == rule]))
 
 
 if __name__ == "__main__":

@@ -207,9 +207,10 @@ def table(runs: list[Run], asked: Question) -> str:
             if len(seeds) < asked.seeds:
                 verdict += f", of {len(seeds)} seeds"
             what = "tuned, again" if again else "tuned"
+            interval = "" if math.isnan(half) else f" [{off - half:+.1f}, {off + half:+.1f}]"
             lines.append(
                 f"{begin} {len(seeds)} | "
-                f"{' | '.join(cells)} | {off:+.1f} [{off - half:+.1f}, {off + half:+.1f}] | "
+                f"{' | '.join(cells)} | {off:+.1f}{interval} | "
                 f"{what}: {verdict} |"
             )
     return "\n".join(lines)

@@ -45,6 +45,10 @@ def differences(name: str, record: dict[str, Any], path: Path) -> None:
     saved(figure, path)
 
 
+_BELOW = 8
+"""Points of accuracy below the weight decay that a figure of prices has room for."""
+
+
 def price(record: dict[str, Any], path: Path) -> None:
     """Test accuracy against what the training costs."""
     import matplotlib.pyplot as plt
@@ -54,15 +58,28 @@ def price(record: dict[str, Any], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     rows = rows_of(record, refit=False)
-    for key, row in rows.items():
+    known = mean(rows["weight decay"].values.values())
+    floor = 0.0 if known is None else known.value - _BELOW
+    for place, (key, row) in enumerate(rows.items()):
         found, steps = mean(row.values.values()), plain_steps(row, rows)
         if found is None or steps is None:
             continue
         colour = "0.4" if key == "weight decay" else "C0" if key.startswith("seht") else "C3"
-        axes.errorbar([steps], [found.value], yerr=found.error, fmt="o", color=colour)
+        # What ended far below is at the edge, with its value: the others would be one line.
+        lost = found.value < floor
+        at = floor if lost else found.value
+        error = None if lost else found.error
+        axes.errorbar([steps], [at], yerr=error, fmt="v" if lost else "o", color=colour)
         axes.annotate(
-            key, (steps, found.value), xytext=(5, 3), textcoords="offset points", fontsize=7
+            f"{key}: {found.value:.0f}" if lost else key,
+            (steps, at),
+            xytext=(5, 4 if lost or place % 2 else -9),
+            textcoords="offset points",
+            fontsize=7,
+            rotation=30 if lost else 0,
         )
+    axes.set_ylim(floor - 0.5)
+    axes.margins(x=0.12)
     axes.set_xlabel("cost of the training, in plain steps")
     axes.set_ylabel("test accuracy, %, ± standard error")
     saved(figure, path)

@@ -76,7 +76,7 @@ def test_the_default_list_has_them():
     from seht.lab.commands import rows
 
     asked = Namespace(recipe="digits-noisy", methods=None, preset=None, small=False)
-    asked.grid, asked.budget, asked.rest = True, 2, []
+    asked.grid, asked.budget, asked.rest, asked.data_dir = True, 2, [], None
     made, found = rows.rows_of(asked)
     names = [row[0].name for row in found]
     assert names[0].startswith("weight-decay(")

@@ -153,7 +153,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(optimizer, form, tmp_path):
         return penalty.path, copy.deepcopy(model.state_dict())
 
     whole, resumed = end(()), end((6, 22, 34))
-    assert whole[0] == resumed[0] and len(set(whole[0].weights)) > 5
+    assert whole[0] == resumed[0] and len(set(whole[0].weights)) > 2
     assert same(whole[1], resumed[1])
 
 

@@ -4,8 +4,8 @@
     python scripts/figures/regimes.py --rule lift --gather DIR DIR ... --underfit FILE
 
 The records (`results/regimes.json.xz`) are runs of `docs/evidence/weight-protocol.md`: of folders
-that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did. What is
-gathered of a rule (`gap`, or `lift`) takes the place of what there was of it.
+that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did. A run that is
+gathered for a rule (`gap`, or `lift`) takes the place of the same run before; others stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from weight import ROOT, fill, paired
+from weight import ROOT, fill, joined, paired
 
 RECORDS = ROOT / "results" / "regimes.json.xz"
 WORSE = {"accuracy": 1.0, "perplexity": 1.0}
@@ -93,17 +93,20 @@ def main() -> None:
     parser.add_argument("--underfit", type=Path, metavar="FILE")
     parser.add_argument("--rule", choices=RULES, default=RULES[-1])
     options = parser.parse_args()
-    runs = json.loads(lzma.decompress(RECORDS.read_bytes()))
+    runs = [
+        {"rule": RULES[0], **run}  # the first ones do not say it
+        for run in json.loads(lzma.decompress(RECORDS.read_bytes()))
+    ]
     if options.gather:
         new = [run for folder in options.gather for run in gather(folder)]
         if options.underfit:
             new += json.loads(options.underfit.read_text())
-        runs = [run for run in runs if run.get("rule", RULES[0]) != options.rule]
-        runs += [{**run, "rule": options.rule} for run in new]
+        new = [{**run, "rule": options.rule} for run in new]
+        runs = joined(runs, new, same=("rule", "task", "row", "seed"))
         RECORDS.write_bytes(lzma.compress(json.dumps(runs).encode()))
         print(f"{len(runs)} runs in {RECORDS.relative_to(ROOT)}")
     for rule in RULES:
-        fill(f"harm-{rule}", table([run for run in runs if run.get("rule", RULES[0]) == rule]))
+        fill(f"harm-{rule}", table([run for run in runs if run["rule"] == rule]))
 
 
 if __name__ == "__main__":

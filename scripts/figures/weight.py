@@ -4,9 +4,10 @@
     python scripts/figures/weight.py --gather judged=DIR,DIR search=DIR,DIR   # write the records
 
 The records (`results/weight.json.xz`) are the runs of `docs/evidence/weight-protocol.md`, gathered
-from the folders that `seht compare` wrote, and the search for a share that came before them. A kind
-that is gathered takes the place of what there was of it; `gap` is the rule that sees the regime,
-`lift` the one whose bound can be lifted, and `photographs` that one on small images.
+from the folders that `seht compare` wrote, and the search for a share that came before them. A run
+that is gathered takes the place of the same run before, and others stay; `gap` is the rule that
+sees the regime, `lift` the one whose bound can be lifted, and `photographs` that one on small
+images.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ def gather(kind: str, folder: Path) -> list[Run]:
             ]
         found.append(run)
     return found
+
+
+def joined(old: list[Run], new: list[Run], *, same: tuple[str, ...]) -> list[Run]:
+    """Both, without those of the old that were run again; ``same`` says which these are."""
+    again = {tuple(run.get(key) for key in same) for run in new}
+    return [run for run in old if tuple(run.get(key) for key in same) not in again] + new
 
 
 def column(runs: list[Run], row: str, **where: Any) -> dict[int, float]:
@@ -232,9 +239,9 @@ def main() -> None:
     if options.gather:
         for part in options.gather:
             kind, folders = part.split("=", 1)
-            runs = [run for run in runs if run["kind"] != kind]
             for folder in folders.split(","):
-                runs += gather(kind, Path(folder))
+                new = gather(kind, Path(folder))
+                runs = joined(runs, new, same=("kind", "noise", "again", "row", "seed"))
         RECORDS.write_bytes(lzma.compress(json.dumps(runs).encode()))
         print(f"{len(runs)} runs in {RECORDS.relative_to(ROOT)}")
         return

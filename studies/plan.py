@@ -156,6 +156,12 @@ PRICE = Stage(
             f"every 2 from {late}": f"seht-h(weight={_W},curvature=ggn,every=2,warmup={late})"
             for late in (0.25, 0.5, 0.75)
         },
+        **{
+            f"every {k} on a quarter": (
+                f"seht-h(weight={_W},curvature=ggn,every={k},warmup=0.1,part=0.25)"
+            )
+            for k in (1, 2)
+        },
         "every 4 from 0.5": f"seht-h(weight={_W},curvature=ggn,every=4,warmup=0.5)",
         "seht-d": (
             f"seht-d(weight={_W},prob=0.05,rescale=true,curvature=ggn,every=1,warmup=0.1,limit=none)"

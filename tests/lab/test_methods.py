@@ -1,5 +1,7 @@
 """Every method, driven by the registry: it learns, it resumes, it combines."""
 
+import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -113,3 +115,38 @@ def test_the_trace_beside_it_is_that_of_its_own_loss(name, task):
 def test_seht_s_says_at_once_that_examples_meet():
     with pytest.raises(ValueError, match=r"--model\.norm group, or seht-s\(coupling=frozen\)"):
         Trainer("seht-s", RECIPES["image"])
+
+
+@pytest.mark.parametrize("task", ["image", "text"])
+def test_the_trace_of_a_part_of_the_batch(task):
+    """It is that of the loss on the first examples, or streams, while the loss is that of all."""
+
+    def step(text, part):
+        trainer = Trainer(text, RECIPES[task], dtype=torch.float64)
+        axis = 1 if task == "text" else 0
+        whole = trainer.data[0]
+        count = round(part * whole.x.shape[axis])
+        narrow = replace(whole, x=whole.x.narrow(axis, 0, count), y=whole.y.narrow(axis, 0, count))
+        loss = trainer.closure(whole)()[0].item()
+        batch = whole if "part" in text else narrow
+        total, aux = trainer.method.objective(trainer.closure(batch))()
+        return loss, total.item(), aux["loss"].item(), trainer.method.log()["trace"]
+
+    loss, total, plain, trace = step("seht-h(weight=0.01,part=0.5)", 0.5)
+    assert step("seht-h(weight=0.01)", 0.5)[3] == pytest.approx(trace, rel=1e-9)
+    assert step("seht-h(weight=0.01)", 1.0)[3] != pytest.approx(trace, rel=1e-3)
+    assert plain == pytest.approx(loss) and total == pytest.approx(loss + 0.01 * trace)
+
+
+def test_a_part_of_the_batch_beside_another_penalty():
+    one = Trainer("htr-full(every=1,start=0)+seht-h(part=0.5)", RECIPES["image"])
+    one.train(2)
+    assert math.isfinite(one.method.log()["trace"])
+
+
+def test_a_part_that_cannot_be():
+    for part in (0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="part must be"):
+            Trainer(f"seht-h(part={part})", RECIPES["image"])
+    with pytest.raises(ValueError, match="leave out part= or that method"):
+        Trainer("fisher+seht-h(part=0.5)", RECIPES["text"]).train(1)

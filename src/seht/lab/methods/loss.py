@@ -3,35 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seht.lab.methods.base import Batch, Closure, Forward, Method
+from seht.lab.methods.base import Batch, Forward, Method
 
 
-def make_closure(model: nn.Module, batch: Batch, method: Method) -> Closure:
-    """Returns ``(loss, aux)``, with aux ``{"loss": plain cross-entropy, "hidden": text only}``.
+@dataclass(frozen=True)
+class StepClosure:
+    """The loss of a batch: called, ``(loss, aux)``; methods may wrap it, or ask for a part of it.
 
-    The plain cross-entropy, of the same labels but neither smoothed nor penalised, is the one whose
-    exponential is a perplexity. Both are detached.
+    aux is ``{"loss": plain cross-entropy, "hidden": text only}``, both detached. The plain
+    cross-entropy, of the same labels but neither smoothed nor penalised, is the one whose
+    exponential is a perplexity.
     """
-    if method.input_gradient:
-        # Outside the closure: it may run several times, and its leaves must be the same ones.
-        batch = replace(batch, x=batch.x.detach().requires_grad_())
 
-    def closure() -> tuple[Tensor, dict[str, Any]]:
-        logits, hidden = outputs(model, batch)
+    model: nn.Module
+    batch: Batch
+    method: Method
+
+    def __call__(self) -> tuple[Tensor, dict[str, Any]]:
+        """One forward pass."""
+        method, batch = self.method, self.batch
+        logits, hidden = outputs(self.model, batch)
         loss = plain = cross_entropy(logits, batch)
         if method.smoothing:
             loss = cross_entropy(logits, batch, method.smoothing)
-        term = method.term(Forward(model, batch, logits, loss))
+        term = method.term(Forward(self.model, batch, logits, loss))
         total = loss if term is None else loss + term
         return total, {"loss": plain.detach(), "hidden": hidden}
 
-    return closure
+    def of(self, part: float) -> StepClosure:
+        """The loss of the first examples of the batch, that part of them and at least one."""
+        return make_closure(self.model, first(self.batch, part), self.method)
+
+
+def make_closure(model: nn.Module, batch: Batch, method: Method) -> StepClosure:
+    """The closure of a step."""
+    if method.input_gradient:
+        # Outside the closure: it may run several times, and its leaves must be the same ones.
+        batch = replace(batch, x=batch.x.detach().requires_grad_())
+    return StepClosure(model, batch, method)
+
+
+def first(batch: Batch, part: float) -> Batch:
+    """The first examples of a batch, which is drawn in random order; text: the first streams."""
+    axis = 0 if batch.x.is_floating_point() else 1
+    count = max(1, round(part * batch.x.shape[axis]))
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(cut, value))
+        return value.narrow(axis, 0, count) if isinstance(value, Tensor) else value
+
+    fields = {name: cut(getattr(batch, name)) for name in ("x", "y", "other", "hidden")}
+    return replace(batch, **fields)
 
 
 def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:

@@ -17,6 +17,8 @@ from seht import HessianTrace
 from seht.estimators import ESTIMATORS, SehtS
 from seht.guards import warn
 from seht.lab.methods.base import Closure, Method, Option, Run
+from seht.lab.methods.checks import positive, share
+from seht.lab.methods.loss import StepClosure
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,16 @@ class PenalisedLoss:
 
 
 class TracePenalty(Method):
-    """Adds ``weight * trace`` to the objective; ``options`` are those of ``HessianTrace``."""
+    """Adds ``weight * trace`` to the objective; ``options`` are those of ``HessianTrace``.
+
+    With ``part`` below 1 the trace is that of the loss on this part of each batch, which is cheaper
+    and varies more.
+    """
 
     penalty: HessianTrace
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, part: float = 1.0, **options: Any) -> None:
+        self.part = share("part", positive("part", part), one=True)
         self.penalty_options = options
         # A wrong option should fail here, not when data and model have been built.
         self.make(_Smallest(), params=None, total_steps=1)
@@ -86,10 +93,19 @@ class TracePenalty(Method):
 
     def objective(self, closure: Closure) -> Closure:
         """Add the penalty; its trace is that of the loss without other Hessian penalties."""
-        if not isinstance(closure, PenalisedLoss):
-            return PenalisedLoss(lambda: self.penalty(closure), closure)
-        plain = closure.plain
-        return PenalisedLoss(lambda: self.penalty(closure, on=plain), plain)
+        plain = closure.plain if isinstance(closure, PenalisedLoss) else closure
+        on = plain if self.part == 1 else self._part_of(plain)
+        if on is closure:
+            return PenalisedLoss(lambda: self.penalty(closure), plain)
+        return PenalisedLoss(lambda: self.penalty(closure, on=on), plain)
+
+    def _part_of(self, plain: Closure) -> Closure:
+        if not isinstance(plain, StepClosure):
+            raise ValueError(
+                f"{self.name}(part={self.part:g}) needs the loss of a part of the batch, and "
+                "another method has wrapped the loss; leave out part= or that method"
+            )
+        return plain.of(self.part)
 
     def log(self) -> dict[str, float]:
         """The penalty and, on a penalised step, the trace."""
@@ -126,8 +142,8 @@ class EstimatorPenalty(TracePenalty):
     r"""The loss plus :math:`\lambda` times the trace that an estimator of the library estimates.
 
     Liu, Yu and Lin, arXiv 2208.05924. Its options are the estimator's, those of
-    :class:`seht.HessianTrace` and two of the difference engine; ``weight`` 1e-3 is the paper's for
-    CIFAR-10, there with 5 probes.
+    :class:`seht.HessianTrace`, two of the difference engine, and ``part``, the part of each batch
+    whose trace is taken; ``weight`` 1e-3 is the paper's for CIFAR-10, there with 5 probes.
     """
 
     estimator: ClassVar[type[Any]]
@@ -158,7 +174,7 @@ class EstimatorPenalty(TracePenalty):
         for name, parameter in inspect.signature(HessianTrace).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name not in _LABS:
                 found.setdefault(name, Option(hints[name], parameter.default))
-        return found | _ENGINE
+        return found | _ENGINE | {"part": Option(float, 1.0)}
 
 
 _WEIGHT = 1e-3
@@ -166,11 +182,14 @@ _LABS = ("estimator", "boundary", "total_steps", "accumulate", "seed", "held_out
 """Arguments of the penalty that the lab fills in."""
 _ENGINE = {"kappa": Option(float | None, None), "two_sided": Option(bool, False)}
 
+_PART = """    In the lab ``part`` below 1 takes the trace of the loss on this part of each batch.
+    """
+
 PENALTIES: list[type[Method]] = [
     type(
         estimator.__name__,
         (EstimatorPenalty,),
-        {"name": name, "estimator": estimator, "__doc__": estimator.__doc__},
+        {"name": name, "estimator": estimator, "__doc__": f"{estimator.__doc__}\n{_PART}"},
     )
     for name, estimator in ESTIMATORS.items()
 ]

@@ -34,6 +34,7 @@ class Task:
     stages: tuple[Stage, ...]
     seeds: int
     options: tuple[str, ...] = NO_EXTRAS
+    search_seeds: int = SEARCH_SEEDS
     curves: bool = False
     """Whether the figures of every epoch are kept too."""
     title: str = ""
@@ -252,7 +253,11 @@ TASKS = {
     "italy-power-noisy": Task("italy-power-noisy", EIGHT, 20, title="time series, 40 % replaced"),
     "italy-power": Task("italy-power", EIGHT, 20, title="time series, right labels"),
     "cifar10-16-noisy": Task(
-        "cifar10-16-noisy", IMAGES, 10, title="CIFAR-10, 16x16, 40 % replaced"
+        "cifar10-16-noisy",
+        IMAGES,
+        10,
+        search_seeds=2,
+        title="CIFAR-10, 16x16, 40 % replaced",
     ),
     "cifar10-16": Task("cifar10-16", EIGHT, 10, title="CIFAR-10, 16x16, right labels"),
     "cifar10-low-noisy": Task("cifar10-low-noisy", EIGHT, 5, title="2,000 images, 40 % replaced"),

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plan import FIRST_SEED, SEARCH_SEEDS, TASKS, Stage, Task
+from plan import FIRST_SEED, TASKS, Stage, Task
 
 from seht.cli import main as seht
 from seht.lab.methods.parse import read
@@ -72,7 +72,7 @@ def filled(text: str, own: dict[str, str], records: Path) -> str:
 
 def command_of(task: Task, stage: Stage, methods: list[str], seeds: int) -> list[str]:
     """The stage as arguments of ``seht``, without its directory."""
-    search = ["--grid", "--grid-seeds", str(SEARCH_SEEDS)] if stage.grid else []
+    search = ["--grid", "--grid-seeds", str(task.search_seeds)] if stage.grid else []
     return [
         *("compare", task.recipe, *task.options, "--methods", ",".join(methods)),
         *("--seeds", str(seeds), "--first-seed", str(FIRST_SEED), *search),

@@ -41,7 +41,8 @@ def gather(folder: Path) -> list[Run]:
         path = ((result.get("paths") or {}).get("seht-h") or {}).get("weights") or [None]
         found.append(
             {
-                "task": recipe["name"] + (f", {recipe['optim']['name']}" if text else ""),
+                "task": recipe["name"]
+                + (f", {recipe['optim'].get('name', 'sgd')}" if text else ""),
                 "row": "tuned" if "tuned" in file.parent.parent.name else "without",
                 "seed": result["seed"],
                 "measure": "perplexity" if text else "accuracy",

@@ -18,10 +18,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
+from seht.strength.onset import LEAST
+
 _MEMORY = 20
 """The number of looks that the running means remember."""
-_LEAST = 0.02
-"""The smallest factor of the weight; not 0, because a path needs positive weights."""
 _WHOLE = 0.9
 _SAME, _DIGITS = 3, 1e-6
 """So many looks without a difference, up to rounding, are no chance."""
@@ -63,8 +63,8 @@ class Gap:
         return (gap - error) / size
 
     def factor(self, gap: float) -> float:
-        """The factor of the weight: 1 from this ``gap`` on, the smallest one up to half of it."""
-        return 1.0 if gap == 0 else min(1.0, max(_LEAST, 2 * self.relative / gap - 1))
+        """The part of the weight that may apply: 1 from this ``gap`` on, least up to half of it."""
+        return 1.0 if gap == 0 else min(1.0, max(LEAST, 2 * self.relative / gap - 1))
 
     def counts(self, gap: float) -> bool:
         """Whether a look may move the weight."""

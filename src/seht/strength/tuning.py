@@ -18,6 +18,8 @@ What trials added to that:
   (:mod:`seht.strength.lift`);
 - the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
   above the training loss (:mod:`seht.strength.gap`);
+- a network that is trained already does not bear all of it at once: what applies grows gradually,
+  and shrinks where both losses get worse (:mod:`seht.strength.onset`);
 - late looks count less, because fewer steps are left for the weight to act: without that, the
   weight fell at the end of the training and wrong labels were learnt after all.
 """
@@ -75,8 +77,9 @@ class Tuning:
         home: the share to which a different start is led over the first 25 looks, in addition to
             what they say.
         gap: the weight applies in full if the training loss is this fraction of the held-out loss
-            below it. At half of this gap or less only a fiftieth of it applies; 0 applies it from
-            the start (:mod:`seht.strength.gap`).
+            below it. At half of this gap or less only a fiftieth of it applies, and it grows by a
+            half from look to look; 0 applies it from the start (:mod:`seht.strength.gap`,
+            :mod:`seht.strength.onset`).
         beyond: how many times ``most`` the share may become while the held-out loss rises and the
             training loss falls (:mod:`seht.strength.lift`); 1: never beyond ``most``.
     """

@@ -123,7 +123,8 @@ def skipped(options):
         bad = rank == 1 and step in (3, 11)
         beside = torch.zeros(1, 2) if bad else torch.ones(1, 2)
         others = data(100 + step)
-        given = {"held_out": lambda o=others: ddp(*o, torch.ones(1, 2))} if "weight" in named else {}
+        held_out = lambda o=others: ddp(*o, torch.ones(1, 2))
+        given = {"held_out": held_out} if "weight" in named else {}
         penalty(lambda x=x, y=y, b=beside: ddp(x, y, b), **given).backward()
         finite.append(math.isfinite(penalty.last.trace))
         assert len(set(_gather(penalty.last.weight))) == 1, step

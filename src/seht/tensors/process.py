@@ -9,7 +9,6 @@ managers for one thread are used around passes (``inference_mode``, ``enable_gra
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 import threading
@@ -182,9 +181,8 @@ gradient of a graph, which code for batches of any size would refuse.
 
 def lasting_graphs() -> AbstractContextManager[None]:
     """A graph of code that is compiled in the block can be differentiated more than once."""
-    if "torch._dynamo" not in sys.modules:
+    if _donated() is None:  # nothing has been compiled
         return nullcontext()
-    importlib.import_module(_COMPILER)
     return DONATED.on(lambda: _set_donated(False))
 
 

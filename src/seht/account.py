@@ -19,8 +19,8 @@ from seht.task import Estimate, Task
 class Checking(Protocol):
     """The one member of :class:`seht.distributed.Ranks` that is used here."""
 
-    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
-        """Raise here what another rank is about to raise."""
+    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> bool:
+        """Raise here what another rank is about to raise; whether all traces are finite."""
 
 
 class Account:
@@ -81,15 +81,16 @@ class Account:
         *,
         steady: bool,
         given: bool,
-    ) -> tuple[Tensor, StepRecord]:
-        """The penalised loss of a step, and a first version of its record. ``steady``: the weight
-        has stopped growing. ``given``: the user gave it as a number.
+    ) -> tuple[Tensor, StepRecord, bool]:
+        """The penalised loss of a step, a first version of its record, and whether the trace is
+        finite on all ranks. ``steady``: the weight has stopped growing. ``given``: the user gave it
+        as a number.
         """
         factor = task.coefficient(estimate.loss, estimate.trace)
         seen = [estimate.loss, estimate.trace, factor]
         # The only time that a step waits for the device, but for the rare checks of its engine.
         loss, trace, used = torch.stack([v.detach().double() for v in seen]).tolist()
-        ranks.check_finite(loss, trace, step, raising=self._raising)
+        everywhere = ranks.check_finite(loss, trace, step, raising=self._raising)
         _check_finite(loss)
         penalty, total = 0.0, estimate.total
         if math.isfinite(trace):
@@ -115,7 +116,7 @@ class Account:
                     "on such steps (on_nonfinite='skip')"
                 )
         record = StepRecord(step, loss, trace, penalty, task.weight, tuple(task.weights))
-        return total, record
+        return total, record, everywhere
 
     def note(self, record: StepRecord, task: Task, estimate: Estimate, engine: str) -> None:
         """The step succeeded: let the engine keep what it learnt, and complete the record."""

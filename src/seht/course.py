@@ -184,12 +184,13 @@ class Course:
 
     def _penalise(self, task: Task, estimate: Estimate, step: int, dose: Dose) -> Tensor:
         """Look at the estimate, note it, and return the penalised loss."""
-        total, record = self.account.charge(
+        total, record, everywhere = self.account.charge(
             task, estimate, step, self.ranks, steady=dose.steady, given=dose.given
         )
-        if record.trace is not None and math.isfinite(record.trace):
+        if everywhere:  # all ranks take part in a look, or none
             precision = self.engine.precision
             self.strength.look(dose, step, task, estimate, precision, self.ranks)
+        if record.trace is not None and math.isfinite(record.trace):
             self.strength.weight.charged(record.trace)
         self.account.note(record, task, estimate, self.engine.name)
         return total

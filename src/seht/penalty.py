@@ -152,7 +152,9 @@ class HessianTrace:
         check_boundary(model, boundary)
         schedule = Schedule(every, warmup, ramp, total_steps)
         schedule.warn_if_rare()
-        strength = Strength(way, schedule, held_out=held_out, optimizer=optimizer)
+        strength = Strength(
+            way, schedule, held_out=held_out, optimizer=optimizer, accumulate=accumulate
+        )
         self._length_given = total_steps is not None
         seed = functional.check_seed(seed)
         worker = make_engine(engine, of_engine)
@@ -182,8 +184,9 @@ class HessianTrace:
             on: takes the trace of this closure instead, say the loss on a quarter of the batch,
                 which is cheaper. It runs on penalised steps only and moves no buffer.
             held_out: tunes a weight that was not given: computes the loss on examples that are not
-                trained on. It runs on the steps that adjust the weight, and moves neither buffers
-                nor random state.
+                trained on, in the units of the training loss (both means, neither divided by the
+                number of accumulated batches). It runs on the steps that adjust the weight, and
+                moves neither buffers nor random state.
         """
         with self._course.whole() as undo:
             step = self._course.step(closure, on, undo, lean=False, held_out=held_out)

@@ -263,6 +263,25 @@ def test_no_second_derivative(name, form):
     before.assert_same(Snapshot(model))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_classes_in_the_second_dimension(form):
+    """PyTorch's kernel fails in the third derivative; what is said to do instead works."""
+    model = network()
+    penalty = seht.HessianTrace(model, weight=0.1, curvature="ggn")
+    step = penalty.backward if form == "lean" else penalty
+    rows = X.view(2, -1, X.shape[1])
+    labels = torch.zeros(rows.shape[:2], dtype=torch.long)
+    with pytest.raises(RuntimeError, match=r"give it rows: F.cross_entropy\(logits.movedim"):
+        step(lambda: F.cross_entropy(model(rows).transpose(1, 2), labels).exp())
+
+    def perplexity():
+        logits = model(rows).transpose(1, 2)
+        return F.cross_entropy(logits.movedim(1, -1).flatten(0, -2), labels.flatten()).exp()
+
+    step(perplexity)
+    assert penalty.last.trace > 0
+
+
 @pytest.mark.parametrize("name", ONCE)
 def test_the_way_out(name):
     loss = lambda model, x: ONCE[name](model(x))

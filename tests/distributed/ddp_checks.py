@@ -75,6 +75,7 @@ CHECKS = {
     **each(t.share, *((form,) for form in FORMS)),
     **each(t.tuned, *itertools.product(FORMS, ("wrapper", "inner"))),
     **each(t.joined),
+    **each(t.skipped, ("share",), ("tuned",)),
 }
 GPU = [name for name in CHECKS if name.startswith(("gradient-", "options-"))]
 
@@ -83,6 +84,7 @@ FAST = [
     "tuned-scalar-wrapper",
     "tuned-lean-inner",
     "joined",
+    "skipped-tuned",
     *(name for name in each(gradient, *GRADIENTS) if name.endswith("-hessian-seht-h")),
     "gradient-difference-batchnorm-scalar-ggn-seht-h",
     "gradient-difference-batchnorm-lean-hessian-seht-d",

@@ -1,10 +1,12 @@
 """A share and a tuned weight under DDP: one weight on all ranks, of all ranks' gradients."""
 
 import copy
+import math
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from ddp_common import assert_close, averaged, data, expected, gradients, loss_of, refused, same
 from helpers import network
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -92,3 +94,40 @@ def joined():
     with ddp.join():
         refused(RuntimeError, "ddp.join()", lambda: penalty(loss_of(ddp, data())))
         loss_of(ddp, data())().backward()
+
+
+class Sometimes(torch.nn.Module):
+    """A network, and (w + x)^1.5, which has no second derivative where that is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = network(norm=False)
+        self.root = torch.nn.Parameter(torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+
+    def forward(self, x, y, beside):
+        return F.cross_entropy(self.body(x), y) + 0.1 * (self.root + beside).pow(1.5).sum()
+
+
+def skipped(options):
+    """One rank has no trace on some steps: then no rank looks at gradients, and nobody waits."""
+    rank = dist.get_rank()
+    ddp = DDP(Sometimes())
+    named = {
+        "share": {"share": 0.5, "follow": True},
+        "tuned": {"weight": seht.Tuning(gap=0.0, interval=1), "total_steps": 16},
+    }[options]
+    penalty = seht.HessianTrace(ddp, curvature="hessian", on_nonfinite="skip", **named)
+    finite = []
+    for step in range(16):
+        x, y = data(step)
+        bad = rank == 1 and step in (3, 11)
+        beside = torch.zeros(1, 2) if bad else torch.ones(1, 2)
+        others = data(100 + step)
+        held_out = lambda o=others: ddp(*o, torch.ones(1, 2))
+        given = {"held_out": held_out} if "weight" in named else {}
+        penalty(lambda x=x, y=y, b=beside: ddp(x, y, b), **given).backward()
+        finite.append(math.isfinite(penalty.last.trace))
+        assert len(set(_gather(penalty.last.weight))) == 1, step
+        ddp.zero_grad()
+    assert finite.count(False) == (2 if rank == 1 else 0)
+    assert penalty.last.weight > 0

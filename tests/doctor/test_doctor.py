@@ -16,6 +16,7 @@ from seht.doctor.cost import Cost, measure_cost
 from seht.doctor.curvatures import CurvatureChoice, choose_curvature
 from seht.doctor.patient import Patient
 from seht.doctor.regime import find_regime, judge
+from seht.doctor.report import two_lines
 from seht.doctor.shares import PROBES, measure_shares
 
 
@@ -212,6 +213,26 @@ def test_a_form_that_cannot_be_had():
     assert [isinstance(c, Cost) and c.failed is None for c in costs.forms] == [True] * 2 + [
         False
     ] * 2
+
+
+def test_a_loss_that_comes_with_something_else():
+    """Each form has its cost, and the lines take both."""
+    model, loss_fn, data, _ = patients.memorising()
+    both = lambda model, batch: (loss_fn(model, batch), "aux")
+    p = patient(model, both, data)
+    costs = measure_cost(p, choice(), 0, 0.1)
+    assert [c.failed for c in costs.forms] == [None] * 4
+    assert two_lines(choice(), "difference", held_out=False, aux=p.aux)[1].startswith("loss, aux =")
+    assert not patient(model, loss_fn, data).aux
+
+
+def test_a_compiled_model_is_examined_without():
+    """As many kinds of pass as the doctor runs are more than PyTorch compiles for one model."""
+    model, loss_fn, data, held_out = patients.memorising()
+    report = seht.doctor(torch.compile(model, backend="eager"), loss_fn, data, held_out, budget=5)
+    assert report.ok and report.model == type(model).__name__
+    assert any("compiled" in note for note in report.notes)
+    assert "0.weight" in report.shares.layers
 
 
 # --- the regime -------------------------------------------------------------------------------

@@ -304,3 +304,20 @@ def test_dropout_behind_images_with_their_channels_last(form):
     (loss, trace, wanted), got = found
     assert got[:2] == pytest.approx((loss, trace), rel=1e-5)
     assert_gradients(got[2], wanted)
+
+
+def test_batches_of_two_sizes_in_the_scalar_form():
+    """The second size makes PyTorch compile for any size: such code gives up its buffers, and would
+    refuse a second gradient of a graph.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    eager, x, y = copy.deepcopy(model), torch.randn(7, 4).double(), torch.arange(7) % 3
+    compiled, found = torch.compile(model, backend="aot_eager"), []
+    for called, own in ((compiled, model), (eager, eager)):
+        penalty = seht.HessianTrace(own, weight=WEIGHT, curvature="ggn", seed=0)
+        for n in (7, 5):
+            own.zero_grad()
+            penalty(lambda n=n, net=called: F.cross_entropy(net(x[:n]), y[:n])).backward()
+        found.append(gradients(own.parameters()))
+    assert_gradients(found[0], found[1], rtol=1e-7)

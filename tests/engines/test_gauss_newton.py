@@ -122,6 +122,36 @@ def test_never_negative_where_the_loss_is_convex(engine, name):
     assert (min(values) < 0) == (name == "entropy")
 
 
+class Masked(nn.Module):
+    """Rules classes out, as for actions that are not allowed or a vocabulary that was padded."""
+
+    def __init__(self, fill, *, last=nn.Identity):
+        super().__init__()
+        self.body, self.fill, self.last = network(), fill, last()
+
+    def forward(self, x):
+        return self.last(self.body(x).masked_fill(torch.tensor([False, True, False]), self.fill))
+
+
+@every_engine
+@pytest.mark.parametrize("last", [nn.Identity, lambda: nn.LogSoftmax(-1)], ids=["z", "log_p"])
+def test_a_class_that_is_ruled_out(engine, last):
+    """A logit of minus infinity has no part in the trace: the same as with a very small one."""
+    found = []
+    for fill in (-torch.inf, -1e4):
+        model = Masked(fill, last=last)
+        closure = lambda model=model: F.cross_entropy(model(X), Y // 2 * 2)
+        trace = estimate(model, closure, engine)
+        value = seht.measure.trace(
+            model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+            (X, Y // 2 * 2), curvature="ggn", seed=0,
+        ).estimate  # fmt: skip
+        found.append((trace.item(), value, gradient(trace, list(model.parameters()))))
+    (trace, value, g), (wanted, measured, h) = found
+    assert trace == pytest.approx(wanted, rel=1e-6) and value == pytest.approx(measured, rel=1e-6)
+    assert trace > 0 and relative(g, h) < 1e-6
+
+
 # --- where the network ends -------------------------------------------------------------------
 
 

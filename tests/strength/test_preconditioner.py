@@ -30,6 +30,12 @@ OPTIMIZERS = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, betas=(0.0, 0.9), weight_decay=0.0),
     "RMSprop": lambda groups: torch.optim.RMSprop(groups),
     "Adagrad": lambda groups: torch.optim.Adagrad(groups),
+    "AMSGrad": lambda groups: torch.optim.Adam(groups, betas=(0.0, 0.9), amsgrad=True),
+    "Adamax": lambda groups: torch.optim.Adamax(groups, betas=(0.0, 0.9)),
+    "Adadelta": lambda groups: torch.optim.Adadelta(groups),
+    "RMSprop, centred": lambda groups: torch.optim.RMSprop(groups, centered=True),
+    "NAdam": lambda groups: torch.optim.NAdam(groups, betas=(0.0, 0.9)),
+    "RAdam": lambda groups: torch.optim.RAdam(groups, betas=(0.0, 0.9)),
 }
 
 
@@ -58,6 +64,19 @@ def test_a_product_is_what_a_step_changes(name):
                 p.copy_(state[n])
         optimizer.load_state_dict(squares)
     assert ratios == pytest.approx([ratios[0]] * 4, rel=1e-3) and ratios[0] > 0
+
+
+def test_what_the_optimiser_does_not_hold_does_not_move():
+    """A part that another optimiser trains, or none, is left out; an optimiser of another model
+    says nothing.
+    """
+    model, _ = stepped(OPTIMIZERS["SGD"])
+    weights = trainable(model)
+    ones = {n: torch.ones_like(p) for n, p in weights.items()}
+    of_head = Preconditioner(torch.optim.SGD(model[2].parameters(), lr=0.1))
+    assert of_head.inner(ones, ones, weights).tolist() == [0.0, 0.0, 10.0, 2.0]
+    of_other = Preconditioner(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    assert of_other.inner(ones, ones, weights).tolist() == [20.0, 5.0, 10.0, 2.0]
 
 
 def test_without_an_optimiser_it_is_the_plain_one():

@@ -2,6 +2,7 @@
 
 import math
 import random
+import warnings
 from statistics import median
 
 import pytest
@@ -175,3 +176,20 @@ def test_clipping_and_accumulation_beside_it():
         optimizer.step()
     assert penalty.step == 20 and len(penalty.path.weights) == 20 - 8 + 1
     assert len(set(penalty.path.weights)) > 2
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_losses_of_two_units_are_said(divided):
+    """A closure that divides its loss for accumulation beside a held-out loss that does not."""
+    model, x, y = problem(wrong=0.0)
+    penalty = seht.HessianTrace(model, weight="tuned", total_steps=12, accumulate=4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for call in range(48):
+            rows = torch.arange(30) + 30 * (call % 4)
+            penalty(
+                lambda rows=rows: F.cross_entropy(model(x[rows]), y[rows]) / (4 if divided else 1),
+                held_out=lambda: F.cross_entropy(model(x[120:]), y[120:]),
+            ).backward()
+    told = [str(w.message) for w in said if "4 times the training loss" in str(w.message)]
+    assert len(told) == divided, told

@@ -70,6 +70,12 @@ def twice() -> Iterator[None]:
                 f"cannot be ({error}); take curvature=\"hessian\" with engine='difference', which "
                 "needs first derivatives only"
             ) from error
+        if "must be contiguous" in str(error):  # nll_loss2d, in its third derivative
+            raise RuntimeError(
+                "PyTorch cannot differentiate this cross-entropy of logits with the classes in the "
+                f"second dimension so often ({error}); give it rows: "
+                "F.cross_entropy(logits.movedim(1, -1).flatten(0, -2), labels.flatten())"
+            ) from error
         raise
 
 

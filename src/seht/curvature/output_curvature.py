@@ -91,6 +91,20 @@ class Curvature:
             for z, g in zip(self._outputs, self._gradient, strict=True)
         ]
 
+    def direction(
+        self, above: Sequence[Tensor], below: Sequence[Tensor], width: Tensor
+    ) -> list[Tensor]:
+        """The outputs' derivative, from those of two passes; 0 for a class that the model rules out
+        with a logit of minus infinity.
+        """
+        found = []
+        for a, b in zip(above, below, strict=True):
+            d = (a.detach() - b.detach()).div_(width.to(a.dtype))
+            if self._softmax is None:  # where it matches, all logits are finite
+                d.masked_fill_(b.detach().isinf(), 0.0)
+            found.append(d)
+        return found
+
     def along(self, direction: list[Tensor]) -> OutputCurvature:
         """Differentiate dL/dz twice more along d."""
         if self._softmax is not None:

@@ -151,11 +151,11 @@ class DDPRanks(Ranks):
         """The ranks' calls one after the other."""
         return call * self.size + self.rank
 
-    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
+    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> bool:
         """One number per penalised step."""
         known = self._all_there()
         if not self._agreed or not known:
-            return
+            return super().check_finite(loss, trace, step, raising=raising)
         own = 2 if not math.isfinite(loss) else int(not math.isfinite(trace))
         worst = torch.tensor([own], device=known[0].device)
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=known[0].process_group)
@@ -166,6 +166,7 @@ class DDPRanks(Ranks):
                 f"the {what} of another rank is not finite at step {step}, and this rank stops "
                 "with it; that rank's message says what to do"
             )
+        return found == 0
 
     # --- calls --------------------------------------------------------------------------------
 

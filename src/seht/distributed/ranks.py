@@ -6,6 +6,7 @@ process alone; a kind of wrapper (``ddp.py``, ``fsdp.py``) overrides what is dif
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -123,8 +124,11 @@ class Ranks:
         """The loss to record for a plain step."""
         return loss
 
-    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> None:
-        """Raise here what another rank is about to raise; otherwise this one would wait for it."""
+    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> bool:
+        """Raise here what another rank is about to raise; otherwise this one would wait for it.
+        Whether the trace is finite on all of them.
+        """
+        return math.isfinite(trace)
 
     # --- calls --------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from seht.doctor.curvatures import CurvatureChoice
 from seht.doctor.patient import Patient
 from seht.measure.results import PlainResult
 from seht.penalty import HessianTrace
+from seht.task import split
 
 _ROUNDS = 9
 _LEAST = 0.03
@@ -69,8 +70,7 @@ def measure_cost(patient: Patient, choice: CurvatureChoice, seed: int, seconds: 
     parameters = [p for p in patient.model.parameters() if p.requires_grad]
 
     def plain() -> None:
-        output = closure()
-        (output[0] if isinstance(output, tuple) else output).backward()
+        split(closure())[0].backward()
 
     def penalised(curvature: str, form: str) -> Step:
         boundary = choice.boundary if curvature == "ggn" else None
@@ -82,7 +82,7 @@ def measure_cost(patient: Patient, choice: CurvatureChoice, seed: int, seconds: 
         penalty.load_state_dict({**state, "engine": {**state["engine"], **checks}})
         if form == "lean":
             return lambda: penalty.backward(closure)
-        return lambda: penalty(closure).backward()
+        return lambda: split(penalty(closure))[0].backward()
 
     curvatures = ("ggn", "hessian") if choice.curvature == "ggn" else ("hessian",)
     steps = {(c, form): penalised(c, form) for c in curvatures for form in ("scalar", "lean")}

@@ -112,6 +112,8 @@ def _examine(
             "the model is in evaluation mode, and so was measured; call model.train() first, as "
             "the training does"
         )
+    if patient.compiled:
+        notes.append("the model is compiled, and was examined without: costs are not those of it")
     if not report.ok and len(checks) == 1:
         notes.append(
             "there was no time to check engine='autograd', which may be right here; raise budget="
@@ -148,7 +150,7 @@ def _examine(
         costs=costs,
         shares=shares,
         regime=regime,
-        lines=two_lines(choice, engine, held_out=bool(patient.held_out)),
+        lines=two_lines(choice, engine, held_out=bool(patient.held_out), aux=patient.aux),
         seconds=time.perf_counter() - start,
         notes=tuple(notes),
     )

@@ -41,12 +41,19 @@ class Patient:
     ) -> None:
         check_arguments(model, loss_fn, "loss_fn")
         ranks_of(model).need_whole("seht.doctor")
+        inner = getattr(model, "_orig_mod", None)
+        self.compiled = isinstance(inner, nn.Module)
+        """Whether it came from ``torch.compile``: it is examined without, as each of the many kinds
+        of pass here would be compiled for itself, and PyTorch gives up after a few.
+        """
+        model = inner if isinstance(inner, nn.Module) else model
         probes.choose(model)  # raises if there is nothing to probe, before anything is copied
         self.model, self.loss_fn = copy_model(model, wide=False), loss_fn
         self.objective = Objective(self.model, loss_fn, probes.choose(self.model))
         self.batches = self._read("data", data, seconds)
         self.held_out = [] if held_out is None else self._read("held_out", held_out, seconds)
-        self._first_look()
+        self.aux = self._first_look()
+        """Whether the loss comes with something else."""
         self.few = self._small(self.batches[0])
 
     @property
@@ -85,8 +92,8 @@ class Patient:
             )
         return found
 
-    def _first_look(self) -> None:
-        """Refuse a loss that cannot be one, before anything long is begun."""
+    def _first_look(self) -> bool:
+        """Refuse a loss that cannot be one, before anything long is begun; whether there is aux."""
         batch = self.batches[0]
         try:
             with torch.enable_grad(), BorrowedBuffers(self.model):
@@ -97,8 +104,10 @@ class Patient:
                 f"called with the model and one batch (here a {type(batch).__name__}) and returns "
                 "the loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])"
             ) from error
-        loss = check_loss(split(output)[0])
+        found, _, aux = split(output)
+        loss = check_loss(found)
         self.objective.check_finite(float(loss.detach()), 0)
+        return aux
 
     def _small(self, batch: Any) -> Any:
         """Some examples of a batch, if the loss can be computed on them; else all."""

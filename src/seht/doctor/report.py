@@ -170,7 +170,9 @@ def loss_table(regime: Regime) -> list[list[str]]:
     return [["in evaluation mode", "loss"], *rows]
 
 
-def two_lines(choice: CurvatureChoice, engine: str, *, held_out: bool) -> tuple[str, str]:
+def two_lines(
+    choice: CurvatureChoice, engine: str, *, held_out: bool, aux: bool = False
+) -> tuple[str, str]:
     """What to paste, for this model."""
     arguments = [f"{name}={value!r}" for name, value in choice.arguments.items()]
     if engine != "difference":
@@ -179,7 +181,7 @@ def two_lines(choice: CurvatureChoice, engine: str, *, held_out: bool) -> tuple[
     options = ", ".join([way, *arguments, "warmup=0.1", "total_steps=total_steps"])
     return (
         f"penalty = seht.HessianTrace(model, {options})".replace("'", '"'),
-        "loss = penalty(lambda: loss_fn(model, batch))",
+        f"loss{', aux' if aux else ''} = penalty(lambda: loss_fn(model, batch))",
     )
 
 

@@ -47,7 +47,7 @@ from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored
 from seht.tensors.hooks import hooks_of
 from seht.tensors.interrupts import uninterrupted
-from seht.tensors.process import own_gradients
+from seht.tensors.process import lasting_graphs, own_gradients
 
 
 class DifferenceEngine:
@@ -87,6 +87,7 @@ class DifferenceEngine:
             uninterrupted(),
             alone(task.weights.values()),
             own_gradients(),
+            lasting_graphs(),
             ranks.estimating(task.weights),
             prepared(task, self.precision) as (task, precision),
         ):

@@ -218,9 +218,7 @@ def _bent(
         e = _step(passes, sigma, stretch)
         with passes.at(sigma, e, track=track):
             above = list(passes.boundary.outputs)
-            direction = [
-                (a.detach() - b.detach()) / e.to(a.dtype) for a, b in zip(above, z, strict=True)
-            ]
+            direction = curvature.direction(above, z, e)
             with passes.weights.back(sigma, e, passes.tied):
                 product = curvature.product(direction)
             take(sigma, above, direction, product)

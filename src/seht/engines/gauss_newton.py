@@ -198,9 +198,7 @@ class _Whole:
             above = [a.form("the trace") if isinstance(a, Unformed) else a for a in above]
             # Logits may be the largest tensors of all: every pass over them, and every new one,
             # counts.
-            direction = [
-                (a.detach() - b).div_(width.to(a.dtype)) for a, b in zip(above, below, strict=True)
-            ]
+            direction = self._curvature.direction(above, below, width)
             with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
                 found = self._curvature.along(direction)
             factors = [h * (2 / width).to(h.dtype) for h in found.product]

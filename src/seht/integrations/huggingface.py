@@ -92,9 +92,7 @@ class SehtMixin:
         trainer: Any = self
         trainer.add_callback(Follow(penalty))
         if held_out is not None:
-            compute = super().compute_loss  # type: ignore[misc]
-            batches = trainer.get_eval_dataloader(held_out)
-            penalty.equip(held_out=(batches, lambda model, batch: compute(model, dict(batch))))
+            penalty.equip(held_out=(trainer.get_eval_dataloader(held_out), self._held_out_loss))
         check_accumulation(penalty, trainer.args.gradient_accumulation_steps)
 
     def compute_loss(
@@ -104,6 +102,20 @@ class SehtMixin:
         compute = super().compute_loss  # type: ignore[misc]
         # The Trainer takes the labels out of the inputs, and the closure runs more than once.
         return self.penalty(lambda: compute(model, dict(inputs), *args, **kwargs))
+
+    def _held_out_loss(self, model: nn.Module, batch: dict[str, Any]) -> Any:
+        """In the units of the training's loss, with which it is compared: divided by the Trainer's
+        count of items, and a batch's part of an accumulated step where the training's is that.
+        """
+        trainer: Any = self
+        _, items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+        counted = {} if items is None else {"num_items_in_batch": items}
+        loss = super().compute_loss(model, dict(batch), **counted)  # type: ignore[misc]
+        part = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if part is None:
+            counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+            part = items is not None and counts
+        return loss / trainer.args.gradient_accumulation_steps if part else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the penalty's values wherever the training loss is logged."""

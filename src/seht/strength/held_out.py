@@ -67,6 +67,8 @@ class HeldOutBatches:
                 return next(self._iterator)
             except StopIteration:
                 self._iterator = None
+            finally:
+                _leave(self._batches)
         raise ValueError(
             "the held-out batches have run out: the iterable gives none when it is begun again; "
             "pass a DataLoader or a list, not an iterator or a generator"
@@ -95,6 +97,14 @@ class HeldOutBatches:
         self._batches, self._loss_fn, read = state
         self._last = None
         self.go_on(read)
+
+
+def _leave(batches: Any) -> None:
+    """Accelerate takes the loader that was begun last for the training's, and at that one's end
+    ends an accumulated step: held-out batches must not stay the last.
+    """
+    if hasattr(batches, "gradient_state"):
+        batches.end()
 
 
 def _length(batches: Any) -> int:

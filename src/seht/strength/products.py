@@ -20,8 +20,9 @@ from seht.tensors.process import own_gradients
 Vector = dict[str, Tensor]
 """A gradient, by the parameters' names; one that is missing is zero."""
 
-_SQUARES = ("exp_avg_sq", "square_avg", "sum")
-"""Where Adam, RMSprop and Adagrad keep the mean squares that they divide by."""
+_SQUARES = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum")
+"""Where Adam (AMSGrad first), RMSprop, Adadelta and Adagrad keep the mean squares that they divide
+by."""
 
 
 class Preconditioner:
@@ -37,21 +38,40 @@ class Preconditioner:
         rates = [rate / largest for rate in rates] if any(rates) else [1.0] * len(rates)
         for rate, group in zip(rates, optimizer.param_groups, strict=True):
             for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                squares = next((state[n] for n in _SQUARES if n in state), None)
-                factor: Any = rate
-                if isinstance(squares, Tensor) and squares.shape == parameter.shape:
-                    factor = rate / (local(squares).sqrt() + float(group.get("eps", 1e-8)))
-                self._factors[id(parameter)] = factor
+                size = _divisor(optimizer.state.get(parameter, {}), group, parameter)
+                self._factors[id(parameter)] = rate if size is None else rate / size
 
     def inner(self, a: Vector, b: Vector, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inner products of their parts, in float64, one for each parameter."""
+        """The inner products of their parts, in float64, one for each parameter. What the optimiser
+        does not hold it does not move.
+        """
         found = torch.zeros(len(parameters), dtype=torch.float64)
+        held = any(id(parameter) in self._factors for parameter in parameters.values())
+        other = 0.0 if held else 1.0
         for place, (name, parameter) in enumerate(parameters.items()):
             if name in a and name in b:
                 both = a[name].double() * b[name].double()
-                found[place] = (both * self._factors.get(id(parameter), 1.0)).sum().cpu()
+                found[place] = (both * self._factors.get(id(parameter), other)).sum().cpu()
         return found
+
+
+def _divisor(
+    state: Mapping[str, Any], group: Mapping[str, Any], parameter: Tensor
+) -> Tensor | None:
+    """What the optimiser divides each entry of a gradient by, if it does."""
+    eps = float(group.get("eps", 1e-8))
+    largest = state.get("exp_inf")
+    if isinstance(largest, Tensor):  # Adamax
+        return local(largest).clamp(min=eps)
+    squares = next((state[n] for n in _SQUARES if isinstance(state.get(n), Tensor)), None)
+    if squares is None or squares.shape != parameter.shape:
+        return None
+    squares = local(squares)
+    if "acc_delta" in state:  # Adadelta
+        return (squares + eps).sqrt() / (local(state["acc_delta"]) + eps).sqrt()
+    if "grad_avg" in state:  # RMSprop, centred
+        squares = (squares - local(state["grad_avg"]).square()).clamp(min=0.0)
+    return squares.sqrt() + eps
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -28,6 +28,8 @@ class Seen:
     ranks: Ranks
     losses: tuple[Tensor, ...] = ()
     """The losses on training and held-out data, if both were looked at."""
+    calls: int = 1
+    """How many calls make up the optimiser step."""
 
     def means(self) -> list[float]:
         """The losses, the same on all ranks."""

@@ -55,8 +55,9 @@ class Strength:
         *,
         held_out: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
+        accumulate: int = 1,
     ) -> None:
-        self.schedule, self.weight = schedule, weight
+        self.schedule, self.weight, self._calls = schedule, weight, accumulate
         self._optimizer: torch.optim.Optimizer | None = None
         self._place: int | None = None
         """For a sharded model: the rank whose parts of the averaged gradients are kept here."""
@@ -143,7 +144,7 @@ class Strength:
             value, others = held.gradient(away, precision, ranks)
             losses = (estimate.loss, value)
         metric = Preconditioner(self._optimizer)
-        seen = Seen(weights, loss, trace, others, metric, ranks, losses)
+        seen = Seen(weights, loss, trace, others, metric, ranks, losses, self._calls)
         self.weight.learn(step, self.schedule, seen)
         self._place = ranks.place()
 

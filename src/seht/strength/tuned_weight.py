@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seht.errors import NonFiniteError
+from seht.guards import warn
 from seht.strength.gap import Gap
 from seht.strength.lift import Lift
 from seht.strength.onset import Onset
@@ -19,6 +20,8 @@ from seht.strength.weight import Weight
 
 _POINTS = 2000
 """A path with more points than this is thinned out."""
+_ALIKE = 0.1
+"""The part by which a loss may differ from a multiple of another and be taken for it."""
 
 
 class TunedWeight(ShareWeight):
@@ -71,6 +74,8 @@ class TunedWeight(ShareWeight):
             left = max(0.0, 1 - step / schedule.total_steps)
         train, held_out = seen.means()
         cosine = _cosine(step, seen, held_out)
+        if self._gap.looks == 0:
+            _warn_of_units(train, held_out, seen.calls)
         self._gap = self._gap.after(train, held_out)
         if self._gap.same:
             raise ValueError(
@@ -121,6 +126,16 @@ class TunedWeight(ShareWeight):
 
     def __repr__(self) -> str:
         return "'tuned'" if self._tuning == Tuning() else repr(self._tuning)
+
+
+def _warn_of_units(train: float, held_out: float, calls: int) -> None:
+    """The training loss may be divided for accumulation where the held-out loss is not."""
+    if calls > 1 and abs(held_out - calls * train) < _ALIKE * abs(held_out):
+        warn(
+            f"seht: the first held-out loss is {calls} times the training loss, as if one of them "
+            f"were divided by accumulate={calls}; leave the division out of the closure (divide "
+            "what the penalty returns), or put it into both"
+        )
 
 
 def _cosine(step: int, seen: Seen, loss: float) -> float:

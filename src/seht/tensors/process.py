@@ -159,6 +159,33 @@ def own_gradients() -> AbstractContextManager[None]:
     return FABRIC.on(lambda: _set_fabric(dict.fromkeys(_fabric(), True)))
 
 
+_COMPILER = "torch._functorch.config"
+
+
+def _donated() -> bool | None:
+    return getattr(sys.modules.get(_COMPILER), "donated_buffer", None)
+
+
+def _set_donated(value: bool | None) -> None:
+    if value is not None:
+        setattr(sys.modules[_COMPILER], "donated_buffer", value)  # noqa: B010
+
+
+DONATED = Change(_donated, _set_donated)
+"""Code that is compiled in a pass keeps what its backward pass needs: we take more than one
+gradient of a graph, which code for batches of any size would refuse.
+
+:func:`lasting_graphs`, during an estimate.
+"""
+
+
+def lasting_graphs() -> AbstractContextManager[None]:
+    """A graph of code that is compiled in the block can be differentiated more than once."""
+    if _donated() is None:  # nothing has been compiled
+        return nullcontext()
+    return DONATED.on(lambda: _set_donated(False))
+
+
 # --- how float32 products are computed ------------------------------------------------------------
 
 OPERATIONS = [(b, op) for b in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
@@ -280,6 +307,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "DistributedDataParallel.forward": DDP_FORWARD.read,
     "the handler of Ctrl-C": INTERRUPT.read,
     "Fabric's flag": FABRIC.read,
+    "buffers that compiled code gives up": DONATED.read,
     "float32 products": PRODUCTS.read,
     "kernels of attention": ATTENTION.read,
     "cuDNN": CUDNN.read,

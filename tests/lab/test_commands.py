@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from small import FEW, options
@@ -76,8 +77,28 @@ def test_help_names_the_recipes_fields(run):
         assert code == 0
         for words in ("--model.width", "--epochs", "--optim.lr", "0.05", "examples:"):
             assert words in out
+        fields = out.partition("fields of digits:\n")[2]
+        assert "None" not in fields.replace("None:", "") and "()" not in fields  # as one types it
+        assert max(map(len, fields.splitlines())) <= 100
     assert "fields of" not in run("train", "--help")[1]
     assert "did you mean 'digits'" in run("train", "digit", "--help")[2]
+
+
+def test_a_method_of_one_s_own(tmp_path):
+    """The script of docs/methods.md, also in the processes of --jobs."""
+    page = (Path(__file__).parents[2] / "docs/methods.md").read_text("utf-8")
+    (tmp_path / "mine.py").write_text(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0])
+    rows = ["--methods", "none,logit-decay(weight=0.1)", "--seeds", "1", "--jobs", "2", "--no-cost"]
+    done = subprocess.run(
+        [sys.executable, "mine.py", "compare", "digits", *rows, *options(), "--out", "out"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "logit-decay(weight=0.1), seed 0: test top1" in done.stdout
+    said = subprocess.run(
+        [sys.executable, "mine.py", "list"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout
+    assert "logit-decay         Large logits cost something" in said
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ def test_check_of_a_right_model(run):
     assert code == 0 and not err
     assert "engine autograd: the penalty's gradient can be trusted" in out
     assert "engine difference: the penalty's gradient can be trusted" in out
-    assert "over 2 directions" in out
+    assert "over 2 directions" in out and " steps at kappa=" in out
+    assert "--curvature ggn checks" in out.splitlines()[-1]  # the penalty's own default
     assert run("check", "example_recipes:Recipes.example", "--engine", "autograd")[0] == 0
 
 
@@ -158,6 +159,7 @@ def test_check_of_what_will_be_run(run):
     form = ("--curvature", "ggn", "--boundary", "3", "--estimator", "seht-d", "--engine", "auto")
     code, out, _ = run("check", "example_recipes:right", *form, "--directions", "1")
     assert code in (0, 1) and "seht-d, curvature='ggn', boundary='3'" in out
+    assert "note:" not in out
 
 
 @pytest.mark.parametrize("name", ["right", "with_held_out", "from_loader"])

@@ -33,6 +33,14 @@ def noisy(mean, count, seed, spread=1.0):
     return [draw.gauss(mean, spread) for _ in range(count)]
 
 
+def test_a_trace_that_has_vanished_is_not_for_want_of_weight():
+    """A network that the penalty has killed; a larger weight would not bring it back."""
+    (said,), _ = feed(Guard(), [1e-20] * 200, loss=127.0, weight=0.1, steady=True)
+    assert "has vanished" in said and "Lower the weight (now 0.1)" in said
+    (said,), _ = feed(Guard(), [1.0] * 200, weight=1e-9, steady=True)
+    assert "Raise the weight (now 1e-09)" in said
+
+
 # --- loud -------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,9 @@ _FAINT, _PATIENCE = 0.001, 100
 """A penalty of less than that part of the loss, over so many penalised steps, does nothing: with
 wrong labels, where it gains 9 points at a quarter of the loss, it gained 0.6 at 0.01 to 0.02 of it
 (docs/which-weight.md)."""
+_GONE = 1e-9
+"""A trace of less than that part of the loss is that of a network whose outputs have stopped to
+depend on its weights; no weight is too small for it."""
 
 
 def warn(message: str) -> None:
@@ -101,6 +104,14 @@ class Guard:
         faint = steady and self.count >= _PATIENCE and 0 < self.penalty < _FAINT * self.loss
         if faint and not self.warned_faint:
             self.warned_faint = True
+            if abs(self.trace) < _GONE * self.loss:
+                warn(
+                    f"seht: the trace has vanished (running mean {self.trace:.2g} beside a loss of "
+                    f"{self.loss:.3g}): the network's outputs no longer depend on its weights, as "
+                    f"after too strong a penalty. Lower the weight (now {weight:.3g}), or start "
+                    "later (warmup=)."
+                )
+                return
             warn(
                 f"seht: the penalty is {self.penalty_over_loss:.2g} of the loss, too little to do "
                 f"anything. Raise the weight (now {weight:.3g}), or let share=2, or weight='tuned' "

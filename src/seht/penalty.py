@@ -94,8 +94,8 @@ class HessianTrace:
         limit: bound the penalty to this multiple of the loss: it is multiplied by the detached
             factor min(1, limit * |loss| / |penalty|).
         held_out: tunes a weight that was not given: a pair ``(batches, loss_fn)`` of held-out
-            batches (a ``DataLoader``, a list) and ``loss_fn(model, batch)``; or give each call its
-            own.
+            batches (a ``DataLoader``, a list, a data set, or one batch) and
+            ``loss_fn(model, batch)``; or give each call its own.
         optimizer: for a share or a tuned weight with Adam and its relatives: gradients are then
             compared as the optimiser applies them, each entry divided by its root mean square.
         engine: ``"difference"`` (what ``"auto"`` takes) or ``"autograd"``, see

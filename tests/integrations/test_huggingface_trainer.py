@@ -217,6 +217,8 @@ def test_what_the_penalty_cannot_know(tmp_path):
     penalty = seht.HessianTrace(model, weight=1e-3)
     with pytest.raises(ValueError, match="pass model= instead"):
         SehtTrainer(model_init=gpt2, args=args, penalty=penalty)
+    with pytest.raises(TypeError, match=r"held_out must be a data set.*leave loss_fn out"):
+        SehtTrainer(model=model, args=args, penalty=penalty, held_out=([], lambda m, b: m(**b)))
     args.gradient_accumulation_steps = 4
     with pytest.warns(seht.PenaltyWarning, match=r"accumulate=4\)"):
         SehtTrainer(model=model, args=args, penalty=penalty)

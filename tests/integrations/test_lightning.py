@@ -158,3 +158,10 @@ def test_the_length_of_the_training(tmp_path):
     assert found == [False] * (steps // 2) + [True] * (steps - steps // 2)
     with pytest.warns(seht.PenaltyWarning, match="within the warm-up of 500"):
         trainer_of(tmp_path).fit(Module(warmup=500), runs.loader())
+
+
+def test_held_out_data_without_its_loss(tmp_path):
+    """As one writes it first: the loader alone."""
+    callback = SehtCallback(held_out=runs.loader())
+    with pytest.raises(TypeError, match=r"a pair \(batches, loss_fn\) .*, not DataLoader"):
+        trainer_of(tmp_path, [callback]).fit(Module(), runs.loader())

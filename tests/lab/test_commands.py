@@ -4,11 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from small import FEW, options
 
 from seht import cli
+from seht.lab.commands.outcome import outcome
+from seht.lab.records import Result
 
 
 @pytest.fixture
@@ -29,11 +32,32 @@ def test_train_from_the_command_line(run, tmp_path):
     code, out, err = run("train", "digits", "--method", "seht-d(prob=0.5)", *options())
     assert code == 0
     assert err.count("\n") == 1 and "warm-up of 50 steps outlasts the training of 12" in err
-    assert "epoch 3/3" in out and "test_top1" in out and "trace" in out and "weight norm" in out
+    assert "epoch 3/3" in out
+    table = out.partition("epoch 3/3")[2].splitlines()[1:-1]
+    assert re.fullmatch(r" +last epoch  best epoch \(\d\)", table[0])
+    names = {re.split(r"  +", line)[0] for line in table[2:]}
+    assert {"test accuracy, %", "test calibration error, %", "trace", "weight norm"} <= names
+    assert not any("_" in name for name in names)  # result.json has the fields' own names
     where = tmp_path / out.splitlines()[-1]
     assert where == tmp_path / "runs/train/digits/seht-d_prob=0.5/seed-0"
     config = json.loads((where / "config.json").read_text())
     assert config["recipe"]["model"]["width"] == int(FEW["model.width"])
+
+
+def test_figures_in_words():
+    """Those of text and of a run that has less of them, too."""
+    last = {"valid_perplexity": 331.0, "test_perplexity_4bit": 340.0, "test_top5": 99.0, "new": 1.0}
+    last["test_top1_noise3"] = last["train_rise_noise3_predicted"] = 0.5
+    found = Result("done", None, "none", 0, 1, 4, 1.0, {"last": last, "best": {"epoch": 1}})
+    names = [re.split(r"  +", line)[0] for line in outcome(found)[2:]]
+    assert names == [
+        "validation perplexity",
+        "test perplexity at 4 bits",
+        "test top-5 accuracy, %",
+        "new",
+        "test accuracy with 3 % noise, %",
+        "training loss: rise at 3 % noise, by the trace",
+    ]
 
 
 def test_fields_before_and_after_the_recipe(run, tmp_path):
@@ -76,8 +100,28 @@ def test_help_names_the_recipes_fields(run):
         assert code == 0
         for words in ("--model.width", "--epochs", "--optim.lr", "0.05", "examples:"):
             assert words in out
+        fields = out.partition("fields of digits:\n")[2]
+        assert "None" not in fields.replace("None:", "") and "()" not in fields  # as one types it
+        assert max(map(len, fields.splitlines())) <= 100
     assert "fields of" not in run("train", "--help")[1]
     assert "did you mean 'digits'" in run("train", "digit", "--help")[2]
+
+
+def test_a_method_of_one_s_own(tmp_path):
+    """The script of docs/methods.md, also in the processes of --jobs."""
+    page = (Path(__file__).parents[2] / "docs/methods.md").read_text("utf-8")
+    (tmp_path / "mine.py").write_text(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0])
+    rows = ["--methods", "none,logit-decay(weight=0.1)", "--seeds", "1", "--jobs", "2", "--no-cost"]
+    done = subprocess.run(
+        [sys.executable, "mine.py", "compare", "digits", *rows, *options(), "--out", "out"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "logit-decay(weight=0.1), seed 0: test top1" in done.stdout
+    said = subprocess.run(
+        [sys.executable, "mine.py", "list"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout
+    assert "logit-decay         Large logits cost something" in said
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_files_that_are_none(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match="name its directory in --data-dir"):
         made(tmp_path / "nowhere.npz")
-    for name, content in (("a.csv", b"1,2,3"), ("b.npz", b"PK\x03\x04"), ("c.npz", b"")):
+    for name, content in (("a.txt", b"1,2,3"), ("b.npz", b"PK\x03\x04"), ("c.npz", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match="no file of arrays"):
             load(made(tmp_path / name), 0)
@@ -125,6 +125,53 @@ def test_files_that_are_none(tmp_path, capsys):
         load(made(tmp_path / "d.npy"), 0)
     with pytest.raises(ValueError, match=r"data\.file belongs to own-table"):
         override(recipe("digits"), {"data.file": "mine.npz"})
+
+
+def sheet(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_csv_file_is_a_table(tmp_path, mark):
+    """With names or without, with words as labels or numbers, it is the NumPy file."""
+    arrays = write(tmp_path / "a.npz", count=60)
+    rows = [mark.join(map(repr, map(float, row))) for row in arrays["x"]]
+    words = [mark.join((row, "abc"[label])) for row, label in zip(rows, arrays["y"], strict=True)]
+    names = mark.join(f'"column {place}"' for place in range(8))
+    plain = [mark.join((row, str(label))) for row, label in zip(rows, arrays["y"], strict=True)]
+    expected = joined(load(made(tmp_path / "a.npz"), 0), "train")
+    for lines in ([names, *words], plain, ["\ufeff" + names, *plain, ""]):
+        path = sheet(tmp_path / "mine.csv", "\n".join(lines))
+        found = joined(load(made(path), 0), "train")
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("a,b,y\n1,2,0\n1,n/a,1\n", r"line 3, column 'b': 'n/a' is not a number; .*last column"),
+        ("1,2,0\n1,,1\n", "line 2, column 2: '' is not a number"),
+        ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, not 3"),
+        ("a,b,y\n", "a row for each example"),
+        ("1\n0\n", "its label at the end"),
+        ("\n", "is empty"),
+        ("1,2,0\nnan,2,1\n1,2,0\n1,2,1\n", "finite numbers; fill or drop"),
+    ],
+)
+def test_a_csv_file_that_is_no_table(tmp_path, text, said):
+    with pytest.raises(DataError, match=said) as error:
+        load(made(sheet(tmp_path / "mine.csv", text)), 0)
+    assert "\n" not in str(error.value)
+
+
+def test_a_csv_file_for_other_recipes_or_in_another_encoding(tmp_path):
+    path = sheet(tmp_path / "mine.csv", "1,2,0\n")
+    with pytest.raises(DataError, match=r"a table, for the recipe own-table; own-series reads"):
+        load(made(path, "own-series"), 0)
+    path.write_bytes("größe,y\n".encode("latin-1"))
+    with pytest.raises(DataError, match="no CSV file in UTF-8"):
+        load(made(path), 0)
 
 
 def test_another_file_is_another_run(tmp_path):

@@ -262,7 +262,7 @@ def test_how_many_seeds_a_difference_needs(tmp_path, capsys):
     needed = build(load(tmp_path), 1.0).rows[1]
     assert int(rows[needed.method]["power_seeds"]) == needed.needed > 5
     assert needed.needed == seeds_needed(1.0, needed.difference.spread, 2)
-    assert "seeds for 1" in (tmp_path / "table.md").read_text()
+    assert "seeds for a gap of 1" in (tmp_path / "table.md").read_text()
     assert run("report", str(tmp_path), "--power", "0") == 2
     assert "--power: must be a finite number above 0, not '0'" in capsys.readouterr().err
 

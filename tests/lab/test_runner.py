@@ -9,6 +9,7 @@ import torch
 from small import digits, outcome, pydocs, timeless, train
 from stops import StopAt, Stopped, stopped_and_resumed
 
+import seht
 from seht.lab import checkpoint
 from seht.lab.events import Events
 from seht.lab.methods import METHODS, parse
@@ -142,6 +143,14 @@ def test_a_diverged_run_is_a_result_with_a_reason(tmp_path):
     assert (tmp_path / "result.json").stat().st_mtime_ns > before
     penalised = train(recipe, "seht-h(warmup=0)", 0, tmp_path / "seht")
     assert penalised.status == "failed" and "NonFiniteError" in penalised.reason
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_trace_that_overflows_is_left_out(tmp_path, monkeypatch, value):
+    """Too strong a penalty leaves such weights behind, with a loss that is finite."""
+    monkeypatch.setattr(seht, "hessian_trace", lambda *_, **__: torch.tensor(value))
+    result = train(digits(epochs="1", spectrum="0", robustness="false"), "none", 0, tmp_path)
+    assert result.done and result.trace is None and result.weight_norm > 0
 
 
 def test_a_done_run_is_not_run_again(tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import seht
-from seht.strength.held_out import HeldOutBatches
+from seht.strength.held_out import HeldOutBatches, source
 
 SET = TensorDataset(torch.arange(12.0))
 
@@ -123,3 +123,23 @@ def test_batches_that_are_given_after_the_state():
     for one in (penalty, late):
         steps(one, 6)
     assert penalty.path == late.path
+
+
+X, Y = torch.arange(300.0)[:, None], torch.arange(300)
+HELD_OUT = {
+    "one batch": ((X, Y), [300, 300]),
+    "as a loader gives it": ([X, Y], [300, 300]),
+    "by name": ({"x": X, "y": Y}, [300, 300]),
+    "a data set": (TensorDataset(X, Y), [128, 128, 44, 128]),
+    "batches": ([(X[:5], Y[:5]), (X[5:], Y[5:])], [5, 295, 5]),
+}
+
+
+@pytest.mark.parametrize("kind", HELD_OUT)
+def test_what_the_doctor_takes_tunes_a_weight(kind):
+    """It prints ``held_out=(held_out, loss_fn)`` for whatever held-out data it was given."""
+    data, sizes = HELD_OUT[kind]
+    part = "x" if kind == "by name" else 0
+    batches = source((data, lambda model, batch: batch[part]))
+    assert isinstance(batches, HeldOutBatches)
+    assert [len(batches.closure(MODEL)()) for _ in sizes] == sizes

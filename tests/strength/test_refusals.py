@@ -173,6 +173,18 @@ def test_held_out_data_of_a_call(case, form):
     assert training.penalty.step == 10
 
 
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_held_out_data_that_nobody_gave(form, accumulate):
+    """Refused in the first step, although the first look is far off."""
+    training = Training(steps=0, form=form, weight="tuned", warmup=0.5, accumulate=accumulate)
+    for _ in range(accumulate - 1):  # the last call of a step may bring them
+        training.step()
+    training.refuses(ValueError, "weight='tuned' needs held-out data", training.step)
+    training.step(held_out=loss_on(training.model, XV, YV))
+    assert training.penalty.step == 1
+
+
 GIVEN = {
     "run out": (
         8 + 2,
@@ -222,10 +234,11 @@ def test_held_out_data_without_a_weight_to_tune(options):
 def test_a_loss_whose_gradient_is_zero(options, form):
     training = Training(steps=0, form=form, curvature="hessian", **options)
     constant = lambda: 0.0 * F.cross_entropy(training.model(X), Y)
+    more = {"held_out": loss_on(training.model, XV, YV)} if "weight" in options else {}
     for _ in range(7):
-        training.step(constant)
+        training.step(constant, **more)
     words = "gradient of the loss is zero in all weights.*; check that the closure computes"
-    training.refuses(ValueError, words, lambda: training.step(constant))
+    training.refuses(ValueError, words, lambda: training.step(constant, **more))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +253,8 @@ def test_a_loss_whose_gradient_is_zero(options, form):
 )
 @pytest.mark.parametrize("form", ["scalar", "lean"])
 def test_a_fraction_of_nobody_knows_what(options, words, form):
-    training = Training(steps=0, form=form, total_steps=None, **options)
+    given = (lambda t: (BATCHES, loss_fn)) if options.get("weight") == "tuned" else None
+    training = Training(steps=0, form=form, total_steps=None, held_out=given, **options)
     training.refuses(ValueError, words, training.step)
     training.penalty.close()  # nothing was trained
     training.penalty.lasts(40)
@@ -271,6 +285,11 @@ MADE = [
     ({"share": 2.0, "held_out": loss_fn}, ValueError, "leave weight= and share= out"),
     ({"weight": "tuned", "held_out": 3}, TypeError, "held_out must be a function"),
     ({"weight": "tuned", "held_out": (3, loss_fn)}, TypeError, "held_out must be a function"),
+    (
+        {"weight": "tuned", "held_out": ("mine.npz", loss_fn)},
+        TypeError,
+        r"a pair \(batches, loss_fn\) .*, not \(str, function\)",
+    ),
     ({"weight": "tuned", "optimizer": "adam"}, TypeError, "optimizer=optimizer"),
 ]
 

@@ -46,7 +46,7 @@ class EngineReport:
         if self.own is not None:
             measured += f"; {self.own:.2g} in the model's own precision after {self.steps} steps"
         if self.kappa is not None:
-            measured += f" of {' to '.join(f'{k:.1g}' for k in dict.fromkeys(self.kappa))}"
+            measured += f" at kappa={' to '.join(f'{k:.1g}' for k in dict.fromkeys(self.kappa))}"
         if self.verdict == "trusted":
             said = f"the penalty's gradient can be trusted ({measured})"
         elif self.verdict == "imprecise":

@@ -54,7 +54,9 @@ def add_check(commands: Any) -> None:
         "--engine", action="append", metavar="NAME", help="check this one only (may be repeated)"
     )
     parser.add_argument(
-        "--curvature", default="hessian", metavar="NAME", help="hessian (default) or ggn"
+        "--curvature",
+        metavar="NAME",
+        help="hessian (default) or ggn, what HessianTrace(model) takes",
     )
     parser.add_argument(
         "--boundary", metavar="MODULE", help="for ggn: the module whose outputs are the logits"
@@ -87,7 +89,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             loss_fn,
             one_batch(data),
             engines=arguments.engine,
-            curvature=arguments.curvature,
+            curvature=arguments.curvature or "hessian",
             boundary=arguments.boundary,
             estimator=arguments.estimator,
             directions=arguments.directions,
@@ -96,4 +98,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)
+    if arguments.curvature is None and not arguments.json:
+        print("note: this was the whole trace; without a weight= of yours the penalty takes")
+        print("      the Gauss-Newton trace, which --curvature ggn checks")
     return 0 if report.ok else 1

@@ -23,9 +23,10 @@ from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.targets import call_target, find_target
 from seht.errors import UsageError, unknown
 from seht.measure import page
-from seht.measure.data import is_batch, kept
+from seht.measure.data import kept
 from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey
 from seht.measure.table import terminal
+from seht.tensors.trees import is_batch
 
 MEASURE = """\
 How flat is a model? The trace of the Hessian of its loss over a data set, with its error; layers,

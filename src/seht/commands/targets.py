@@ -37,7 +37,8 @@ def one_batch(data: Any) -> Any:
     """The first of a data set's, a loader's or a list's batches; anything else is one already."""
     from torch.utils.data import Dataset
 
-    from seht.measure.data import Batches, is_batch
+    from seht.measure.data import Batches
+    from seht.tensors.trees import is_batch
 
     # What can be moved to a device is a batch, also where one can iterate over it (a graph).
     whole = isinstance(data, (tuple, Mapping, str, bytes)) or hasattr(data, "to") or is_batch(data)

@@ -92,6 +92,11 @@ class SehtMixin:
         trainer: Any = self
         trainer.add_callback(Follow(penalty))
         if held_out is not None:
+            if isinstance(held_out, tuple) and any(map(callable, held_out)):
+                raise TypeError(
+                    "held_out must be a data set, as eval_dataset is; leave loss_fn out, the loss "
+                    "is the Trainer's own"
+                )
             penalty.equip(held_out=(trainer.get_eval_dataloader(held_out), self._held_out_loss))
         check_accumulation(penalty, trainer.args.gradient_accumulation_steps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from seht.extras import need
@@ -59,7 +60,8 @@ class SehtCallback(Callback):
         attribute: the attribute of the LightningModule that holds the penalty.
         prefix: put before each name in the logger.
         held_out: tunes a weight that was not given: a pair ``(batches, loss_fn)`` with
-            ``loss_fn(model, batch)``; the batches are moved to the training's device.
+            ``loss_fn(model, batch)``, as :class:`seht.HessianTrace` takes it; the batches are moved
+            to the training's device.
     """
 
     def __init__(
@@ -75,9 +77,7 @@ class SehtCallback(Callback):
         if math.isfinite(steps) and steps > 0:
             penalty.lasts(int(steps))
         if self.held_out is not None:
-            batches, loss_fn = self.held_out
-            there = trainer.strategy.batch_to_device
-            penalty.equip(held_out=(batches, lambda model, batch: loss_fn(model, there(batch))))
+            penalty.equip(held_out=_there(self.held_out, trainer.strategy.batch_to_device))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the penalty the optimiser, for a share or a tuned weight."""
@@ -116,3 +116,11 @@ class SehtCallback(Callback):
                 "SehtCallback(attribute=...)"
             )
         return found
+
+
+def _there(held_out: Any, moved: Callable[[Any], Any]) -> Any:
+    """The pair with its batches on the training's device; all else as it is, to be judged."""
+    if not (isinstance(held_out, tuple) and len(held_out) == 2 and callable(held_out[1])):
+        return held_out
+    data, loss_fn = held_out
+    return data, lambda model, batch: loss_fn(model, moved(batch))

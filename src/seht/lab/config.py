@@ -63,7 +63,7 @@ class DataConfig:
     """Text: keep this many of the most frequent words; the others become ``<unk>``."""
     file: str | None = None
     """Your own data: a NumPy file with the arrays x and y, and x_test and y_test if you have a test
-    set."""
+    set; a table may be a CSV file, with the label in the last column."""
     seal: str | None = None
     """The checksum of your file, filled in by the command."""
 

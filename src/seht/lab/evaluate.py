@@ -86,12 +86,11 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
             for p in range(seed * TRACE_PROBES, (seed + 1) * TRACE_PROBES)
         ]
         squares = [weight.double().square().sum().item() for weight in model.parameters()]
-    trace = {
-        "estimate": statistics.fmean(traces),
-        "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),
-        "probes": len(traces),
-    }
-    return {
-        "trace": trace if all(map(math.isfinite, traces)) else None,
-        "weight_norm": math.sqrt(sum(squares)),
-    }
+    trace = None
+    if all(map(math.isfinite, traces)):  # else the means below are none, or raise
+        trace = {
+            "estimate": statistics.fmean(traces),
+            "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),
+            "probes": len(traces),
+        }
+    return {"trace": trace, "weight_norm": math.sqrt(sum(squares))}

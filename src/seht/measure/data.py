@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from seht.errors import check_count
-from seht.tensors.trees import mapped, tensors
+from seht.tensors.trees import is_batch, mapped, tensors
 
 MICRO_BATCH = 128
 """Examples per micro-batch, where we are the ones to cut."""
@@ -113,18 +112,6 @@ class Batches:
             if left is not None:
                 left -= take
                 self.partial = take < count
-
-
-def is_batch(data: Any) -> bool:
-    """Whether this is one batch: a tensor, or a structure that holds one at its top."""
-    if isinstance(data, list):  # [(x, y), (x, y)] is a list of batches
-        return bool(data) and all(isinstance(value, Tensor) for value in data)
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        data = tuple(getattr(data, field.name) for field in dataclasses.fields(data))
-    if isinstance(data, Mapping):
-        data = tuple(data.values())
-    items = data if isinstance(data, tuple) else (data,)
-    return any(isinstance(value, Tensor) for value in items)
 
 
 def size_of(batch: Any, axis: int = 0) -> int:

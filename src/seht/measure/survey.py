@@ -11,7 +11,7 @@ from torch import nn
 
 from seht.errors import unknown
 from seht.measure.bound import BoundResult, bound
-from seht.measure.data import MICRO_BATCH, Batches, is_batch, size_of
+from seht.measure.data import MICRO_BATCH, Batches, size_of
 from seht.measure.density import DensityResult, density
 from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
 from seht.measure.keep import evaluating
@@ -23,6 +23,7 @@ from seht.measure.robustness import RobustnessResult, robustness
 from seht.measure.sharpness import SharpnessResult, sharpness
 from seht.measure.stability import StabilityResult, stability
 from seht.measure.trace import trace
+from seht.tensors.trees import is_batch
 
 PARTS = (
     *("trace", "layers", "eigenvalues", "density", "landscape", "sharpness", "robustness"),

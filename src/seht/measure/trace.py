@@ -18,12 +18,13 @@ from torch import nn
 from typing_extensions import Unpack
 
 from seht.errors import check_count, check_positive, unknown
-from seht.measure.data import MICRO_BATCH, is_batch
+from seht.measure.data import MICRO_BATCH
 from seht.measure.objective import CurvatureOptions, LossFn, Measurement, measuring
 from seht.measure.probing import BatchTraces, Probing
 from seht.measure.results import Layer, TraceResult
 from seht.measure.stats import Pooled, Visit, pool, sampling_error
 from seht.probes import mix
+from seht.tensors.trees import is_batch
 
 METHODS = ("auto", "per-sample", "shared")
 _LEAST_DOF = 8

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from seht.distributed import Ranks
 from seht.precision.policy import Casts, prepared
@@ -19,8 +20,11 @@ from seht.task import Closure, Task, check_loss, split
 from seht.tensors.hooks import hooks_of, muted
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
+from seht.tensors.trees import is_batch
 
 LossFn = Callable[[nn.Module, Any], Any]
+_SIZE = 128
+"""Examples of a data set that one look reads."""
 
 
 class HeldOutBatches:
@@ -116,10 +120,11 @@ def _length(batches: Any) -> int:
 
 
 def source(held_out: Any) -> Closure | HeldOutBatches:
-    """Check what a user gives as ``held_out``: a closure, or ``(batches, loss_fn)``."""
+    """Check what a user gives as ``held_out``: a closure, or ``(data, loss_fn)``."""
     if isinstance(held_out, tuple) and len(held_out) == 2 and callable(held_out[1]):
-        batches, loss_fn = held_out
-        if isinstance(batches, Iterable):
+        data, loss_fn = held_out
+        batches = _batches(data)
+        if batches is not None:
             return HeldOutBatches(batches, loss_fn)
     if callable(held_out) and not isinstance(held_out, nn.Module):
         closure: Closure = held_out
@@ -127,8 +132,24 @@ def source(held_out: Any) -> Closure | HeldOutBatches:
     raise TypeError(
         "held_out must be a function without arguments that computes the loss on held-out "
         "examples, as in lambda: F.cross_entropy(model(xv), yv), or a pair (batches, loss_fn) with "
-        f"loss_fn(model, batch), not {type(held_out).__name__}"
+        f"loss_fn(model, batch), not {_named(held_out)}"
     )
+
+
+def _batches(data: Any) -> Iterable[Any] | None:
+    """What :func:`seht.doctor` takes: one batch, a data set, or batches; None for all else."""
+    if is_batch(data):  # an iterable, too, but of tensors
+        return [data]
+    if isinstance(data, Dataset):
+        return DataLoader(data, _SIZE)
+    return data if isinstance(data, Iterable) and not isinstance(data, (str, bytes)) else None
+
+
+def _named(held_out: Any) -> str:
+    """Its type; of a tuple also what is in it, since a tuple was asked for."""
+    if isinstance(held_out, tuple):
+        return f"({', '.join(type(item).__name__ for item in held_out)})"
+    return type(held_out).__name__
 
 
 def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:

@@ -20,6 +20,11 @@ from seht.strength.tuning import Tuning
 from seht.strength.weight import Weight
 from seht.task import Closure, Estimate, Task
 
+_MISSING = (
+    "weight='tuned' needs held-out data: penalty(closure, held_out=lambda: "
+    "loss_fn(model(xv), yv)), or held_out=(batches, loss_fn) when it is made"
+)
+
 
 @dataclass(frozen=True)
 class Dose:
@@ -62,6 +67,8 @@ class Strength:
         self._place: int | None = None
         """For a sharded model: the rank whose parts of the averaged gradients are kept here."""
         self._held_out: Closure | held.HeldOutBatches | None = None
+        self._asked = False
+        """Whether some call has brought held-out data of its own."""
         self._read = 0
         """Held-out batches that a state speaks of, for those that a framework brings later."""
         self.equip(held_out, optimizer)
@@ -93,6 +100,9 @@ class Strength:
                     "penalty.equip(held_out=...)"
                 )
             self.weight = self.weight.with_held_out()
+            self._asked = True
+        elif last and not self._asked and self._held_out is None and self.weight.kind == "tuned":
+            raise ValueError(_MISSING)  # now, and not at the first look, hours later
         if closure == (self._held_out if given is None else given):
             raise ValueError(
                 "held_out is the training closure itself, which always favours a weight of 0; "
@@ -107,10 +117,7 @@ class Strength:
         if HELD_OUT in look:
             source = self._held_out if given is None else held.source(given)
             if source is None:
-                raise ValueError(
-                    "weight='tuned' needs held-out data: penalty(closure, held_out=lambda: "
-                    "loss_fn(model(xv), yv)), or held_out=(batches, loss_fn) when it is made"
-                )
+                raise ValueError(_MISSING)
             chosen = source.closure(model) if isinstance(source, held.HeldOutBatches) else source
         calm = self.weight.calm
         most = None if calm is None else calm.most

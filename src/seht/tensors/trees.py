@@ -86,5 +86,17 @@ def alike(a: Any, b: Any) -> bool:
     )
 
 
+def is_batch(data: Any) -> bool:
+    """Whether this is one batch: a tensor, or a structure that holds one at its top."""
+    if isinstance(data, list):  # [(x, y), (x, y)] is a list of batches
+        return bool(data) and all(isinstance(value, Tensor) for value in data)
+    if _is_record(data):
+        data = tuple(getattr(data, field.name) for field in dataclasses.fields(data))
+    if isinstance(data, Mapping):
+        data = tuple(data.values())
+    items = data if isinstance(data, tuple) else (data,)
+    return any(isinstance(value, Tensor) for value in items)
+
+
 def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from seht.commands.numbers import real
+
+_WIDTH, _COLUMN = 100, 38
+"""Of the list of fields, and where its words begin."""
 
 
 def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
@@ -91,6 +95,19 @@ class _Help(argparse.Action):
             except ValueError as error:
                 parser.error(str(error))
             print(f"\nfields of {name}:")
-            for dotted, kind, value, about in recipes.fields(recipe):
-                print(f"  --{dotted:<20} {value!s:<12} {kind}{'; ' if about else ''}{about}")
+            for field in recipes.fields(recipe):
+                print(_described(*field))
         parser.exit(0)
+
+
+def _described(dotted: str, kind: str, value: Any, about: str) -> str:
+    """A field with its value as one would type it, and what it means in a column of its own."""
+    from seht.lab.values import to_text
+
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else to_text(value)
+    head = f"  --{dotted:<20} {shown:<12} "
+    text = f"{kind}{'; ' if about else ''}{about}"
+    if len(head) > _COLUMN:  # a long name or value has a line of its own
+        head = f"{head.rstrip()}\n{' ' * _COLUMN}"
+    lines = textwrap.wrap(text, _WIDTH - _COLUMN)
+    return head + f"\n{' ' * _COLUMN}".join(lines)

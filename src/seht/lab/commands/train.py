@@ -66,13 +66,9 @@ def run_train(arguments: argparse.Namespace) -> int:
         return 0 if result.done else 1
     if not result.done:
         print(f"failed: {result.reason}")
-    for which, metrics in result.metrics.items():
-        print(f"{which + ':':<6}" + ", ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
-    if result.trace is not None:
-        trace = result.trace
-        print(
-            f"trace {trace['estimate']:.4g} ± {trace['stderr']:.2g}, "
-            f"weight norm {result.weight_norm:.4g}, training loss {result.train_loss:.4g}"
-        )
+    if result.metrics:
+        from seht.lab.commands.outcome import outcome
+
+        print(*outcome(result), sep="\n")
     print(out)
     return 0 if result.done else 1

@@ -1,6 +1,7 @@
 """A user's own examples, out of a NumPy file: ``x`` and ``y``, and ``x_test`` and ``y_test``.
 
-Without the last two a fifth of the examples, the same for every seed, is the test set.
+A table may also be a CSV file (:mod:`seht.lab.data.sheets`). Without a test set a fifth of the
+examples, the same for every seed, is taken.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from zipfile import BadZipFile
 import torch
 
 from seht.lab.config import DataConfig, Recipe
-from seht.lab.data import files
+from seht.lab.data import files, sheets
 from seht.lab.data.examples import Labelled
 from seht.lab.data.files import DataError
 from seht.lab.data.tables import divided, scaled
 
+_TABLE = "own-table"
+_OR_A_SHEET = ", or --data.file mine.csv, with the label in the last column"
 _SHAPES = {
-    "own-table": ("examples", "columns"),
+    _TABLE: ("examples", "columns"),
     "own-series": ("examples", "channels", "length"),
     "own-images": ("examples", "channels", "height", "width"),
 }
@@ -43,7 +46,7 @@ def _found(data: DataConfig, data_dir: Any) -> tuple[Path, str]:
     if data.file is None:
         raise DataError(
             f"{data.name} reads a file of yours, and none is named: --data.file mine.npz, which "
-            "numpy.savez('mine.npz', x=x, y=y) writes"
+            f"numpy.savez('mine.npz', x=x, y=y) writes{_OR_A_SHEET if data.name == _TABLE else ''}"
         )
     path = files.named(data.file, data_dir)
     seal = files.digest(path, "sha256")
@@ -56,11 +59,7 @@ def _found(data: DataConfig, data_dir: Any) -> tuple[Path, str]:
 def _read(path: Path, _seal: str, name: str) -> Labelled:
     import numpy as np
 
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays: dict[str, Any] = dict(file)
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, BadZipFile) as error:
-        raise DataError(f"{path} is no file of arrays; numpy.savez writes one") from error
+    arrays = _arrays(path, name)
     parts = ("", "_test") if "x_test" in arrays else ("",)
     if {f"{letter}{part}" for letter in "xy" for part in parts} != arrays.keys():
         raise DataError(f"{path} must have x and y, or x_test and y_test too, not {[*arrays]}")
@@ -88,3 +87,17 @@ def _read(path: Path, _seal: str, name: str) -> Labelled:
     if len(xs) == 2:
         return scaled(xs[0], ys[0], xs[1], ys[1], white)
     return divided(xs[0], ys[0], len(y) - len(y) // 5, white)
+
+
+def _arrays(path: Path, name: str) -> dict[str, Any]:
+    import numpy as np
+
+    if path.suffix.lower() in (".csv", ".tsv"):
+        if name != _TABLE:
+            raise DataError(f"{path} is a table, for the recipe {_TABLE}; {name} reads a .npz file")
+        return sheets.arrays(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, BadZipFile) as error:
+        raise DataError(f"{path} is no file of arrays; numpy.savez writes one") from error

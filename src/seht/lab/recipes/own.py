@@ -11,7 +11,7 @@ from seht.lab.recipes.other import cancer, italy_power
 
 
 def own_table() -> Recipe:
-    """Your own table (--data.file mine.npz) with cancer's MLP."""
+    """Your own table (--data.file mine.csv or mine.npz) with cancer's MLP."""
     return _own("own-table", cancer())
 
 

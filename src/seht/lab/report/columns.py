@@ -138,11 +138,11 @@ def _seeds(table: ReportTable) -> Iterator[Column]:
         priority=2,
     )
     yield Column(
-        f"seeds for\n{table.power or 0:g}",
+        f"seeds for\na gap of {table.power or 0:g}",
         lambda row: _needed(row) if table.power else "",
         priority=2,
         meaning=(
-            f"seeds for {table.power or 0:g}",
+            f"seeds for a gap of {table.power or 0:g}",
             "how many would show a difference of that size to the baseline in four of five tables, "
             "by the strictest step of Holm's correction, from the spread of the differences seen. "
             "With few seeds that spread is itself rough.",

@@ -63,6 +63,12 @@ def _none(number: int) -> str:
 def brief(table: ReportTable) -> str:
     """The terminal's caption."""
     said = f"mean ± standard error over n seeds; {_which(table)}; trace: {trace_in_words(table)}"
+    if any(row.ratio is not None for row in table.rows):
+        said += f"; cost: a step in steps of {table.comparison.baseline}"
+    if any(row.total is not None for row in table.rows):
+        said += ", with search: one training and its search in trainings of it"
+    if any(row.needed is not None for row in table.rows):
+        said += "; seeds for a gap: how many would show it in four of five tables"
     if any(row.verdict for row in table.rows):
         said += "; *: p below 5 % after Holm's correction"
     spreads = [row.difference.spread for row in table.rows if row.difference]

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from seht.commands.numbers import SEED, whole
+from seht.commands.options import add_options
 from seht.commands.targets import call_example, one_batch
 from seht.errors import UsageError
 
@@ -50,29 +51,16 @@ def add_check(commands: Any) -> None:
         metavar="module:function",
         help="returns (model, loss_fn, data); the current directory is importable",
     )
-    parser.add_argument(
-        "--engine", action="append", metavar="NAME", help="check this one only (may be repeated)"
+    add_options(
+        parser,
+        ("--engine NAME ...", "check this one only (may be repeated)"),
+        ("--curvature NAME", "hessian (default) or ggn", str, "hessian"),
+        ("--boundary MODULE", "for ggn: the module whose outputs are the logits"),
+        ("--estimator NAME", "seht-h (default), seht-d, seht-s", str, "seht-h"),
+        ("--directions N", "random probes (default 3)", whole(1, 10_000), 3),
+        ("--seed N", "seed of the probes (default 0)", whole(0, SEED), 0),
+        ("--json", "print the report as JSON"),
     )
-    parser.add_argument(
-        "--curvature", default="hessian", metavar="NAME", help="hessian (default) or ggn"
-    )
-    parser.add_argument(
-        "--boundary", metavar="MODULE", help="for ggn: the module whose outputs are the logits"
-    )
-    parser.add_argument(
-        "--estimator", default="seht-h", metavar="NAME", help="seht-h (default), seht-d, seht-s"
-    )
-    parser.add_argument(
-        "--directions",
-        type=whole(1, 10_000),
-        default=3,
-        metavar="N",
-        help="random probes (default 3)",
-    )
-    parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="seed of the probes (default 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run_check)
 
 

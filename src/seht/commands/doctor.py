@@ -12,6 +12,7 @@ from seht import extras
 from seht.commands.files import check_outputs, write
 from seht.commands.measure import versions
 from seht.commands.numbers import SEED, real, whole
+from seht.commands.options import add_options
 from seht.commands.targets import call_example
 from seht.errors import UsageError
 
@@ -51,20 +52,13 @@ def add_doctor(commands: Any) -> None:
         metavar="module:function",
         help="returns (model, loss_fn, data) or (model, loss_fn, data, held_out)",
     )
-    parser.add_argument(
-        "--budget",
-        type=real(5.0),
-        default=120.0,
-        metavar="SECONDS",
-        help="about how long it may take (default 120)",
+    add_options(
+        parser,
+        ("--budget SECONDS", "about how long it may take (default 120)", real(5.0), 120.0),
+        ("--seed N", "seed of the probes (default 0)", whole(0, SEED), 0),
+        ("--json FILE", "every figure as JSON; - for standard output"),
+        ("--html FILE", "a self-contained page"),
     )
-    parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="seed of the probes (default 0)"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", help="every figure as JSON; - for standard output"
-    )
-    parser.add_argument("--html", metavar="FILE", help="a self-contained page")
     parser.set_defaults(run=run_doctor, extra="measure")
 
 

@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from seht.commands.numbers import real
+from seht.commands.options import add_options
+
+POWER = (
+    "--power SIZE",
+    "also say how many seeds a difference of that size needs, for example 1.0",
+    real(above=True),
+)
 
 
 def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
@@ -24,19 +31,14 @@ def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) ->
 
 def add_shared(parser: Any, default: str) -> None:
     """The options of both, and every field of a recipe."""
-    parser.add_argument("--out", metavar="DIR", help=f"for the results (default: {default})")
-    parser.add_argument("--data-dir", metavar="DIR", help="where to look for the data first")
-    parser.add_argument(
-        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda (default: auto)"
+    add_options(
+        parser,
+        ("--out DIR", f"for the results (default: {default})"),
+        ("--data-dir DIR", "where to look for the data first"),
+        ("--device NAME", "auto, cpu, cuda (default: auto)", str, "auto"),
+        ("--save-every SECONDS", "time between two checkpoints (default: 30)", real(), 30.0),
+        ("--retry", "run again what has failed"),
     )
-    parser.add_argument(
-        "--save-every",
-        type=real(),
-        default=30.0,
-        metavar="SECONDS",
-        help="time between two checkpoints (default: 30)",
-    )
-    parser.add_argument("--retry", action="store_true", help="run again what has failed")
     parser.add_argument(
         "-h",
         "--help",
@@ -48,16 +50,6 @@ def add_shared(parser: Any, default: str) -> None:
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*spellings, dest=f"field:{name}", default=None, help=argparse.SUPPRESS)
     parser.set_defaults(extras=True)
-
-
-def add_power(parser: Any) -> None:
-    """``--power``."""
-    parser.add_argument(
-        "--power",
-        type=real(above=True),
-        metavar="SIZE",
-        help="also say how many seeds a difference of that size needs, for example 1.0",
-    )
 
 
 def field_names() -> Iterator[str]:

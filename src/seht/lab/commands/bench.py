@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.numbers import COUNT, whole
+from seht.commands.options import add_options
 from seht.errors import UsageError
 
 BENCH = """\
@@ -22,24 +23,17 @@ def add_bench(commands: Any) -> None:
         help="what each estimator costs, and how exact it is",
         description=BENCH,
     )
-    parser.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME",
-        help="one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)",
-    )
-    parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
-    parser.add_argument("--repeats", type=whole(1, COUNT), metavar="N", help="rounds of timing")
-    parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="plot cost against variance (.png, .svg)")
-    parser.add_argument("--out", metavar="FILE", help="write the Markdown there, too")
-    parser.add_argument(
-        "--join",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file of an earlier --json: its models go into the report and are not measured "
-        "again (may be repeated)",
+    names = "one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)"
+    earlier = "a file of an earlier --json: its models go into the report and are not measured"
+    add_options(
+        parser,
+        ("--model NAME ...", names),
+        ("--fast", "under five minutes, not an hour"),
+        ("--repeats N", "rounds of timing", whole(1, COUNT)),
+        ("--json FILE", "write every figure as JSON"),
+        ("--plot FILE", "plot cost against variance (.png, .svg)"),
+        ("--out FILE", "write the Markdown there, too"),
+        ("--join FILE ...", f"{earlier} again (may be repeated)", str, []),
     )
     parser.set_defaults(run=run_bench, extra="lab")
 

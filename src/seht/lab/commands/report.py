@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from seht.commands.options import add_options
 from seht.errors import UsageError
 from seht.extras import need
-from seht.lab.commands.arguments import add_power
+from seht.lab.commands.arguments import POWER
 
 REPORT = """\
 Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
@@ -23,7 +24,7 @@ def add_report(commands: Any) -> None:
         description=REPORT,
     )
     parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
-    add_power(parser)
+    add_options(parser, POWER)
     parser.set_defaults(run=run_report, extra="lab")
 
 

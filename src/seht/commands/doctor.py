@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
+from functools import partial
 from typing import Any
 
-from seht import extras
-from seht.commands.files import check_outputs, write
-from seht.commands.measure import versions
+from seht.commands.files import ReportFiles
 from seht.commands.numbers import SEED, real, whole
 from seht.commands.options import add_options
 from seht.commands.targets import call_example
@@ -64,13 +62,10 @@ def add_doctor(commands: Any) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Load what the function returns, look at it, report."""
-    json_file, html_file = arguments.json, arguments.html
     try:
-        check_outputs(json_file, html_file)
+        files = ReportFiles(arguments.json, arguments.html)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if html_file is not None:
-        extras.need("measure", "the page", "jinja2", "matplotlib")
     given = call_example(arguments.target)
     import seht
     from seht.doctor import page
@@ -82,20 +77,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
             budget=arguments.budget,
             progress=sys.stderr.isatty(),
         )
-        if json_file is not None:
-            record = {"versions": dict(versions()), **report.as_dict()}
-            text = json.dumps(record, indent=2, allow_nan=False)
-            if json_file == "-":
-                print(text)
-            else:
-                write(json_file, text + "\n")
-        if json_file != "-":
-            print(report)
-        if html_file is not None:
-            command = shlex.join(["seht", *arguments.argv])
-            write(html_file, page.render(report, command, versions()))
-            if json_file != "-":
-                print(f"\n{html_file}")
+        command = shlex.join(["seht", *arguments.argv])
+        files.write(report, report.as_dict(), partial(page.render, report, command))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     return 0 if report.ok else 1

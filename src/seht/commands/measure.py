@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import seht
 from seht import extras
-from seht.commands.files import check_outputs, write
+from seht.commands.files import ReportFiles
 from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.options import add_options
 from seht.commands.targets import call_target, find_target
@@ -187,30 +184,10 @@ def report(
     html_file: str | None = None,
 ) -> list[Findings]:
     """Measure, print the table, write the files (each whole or not at all)."""
-    check_outputs(json_file, html_file)
-    if html_file is not None:
-        extras.need("measure", "the page", "jinja2", "matplotlib")
+    files = ReportFiles(json_file, html_file)
     if "eigenvalues" in plan.parts:
         extras.need("measure", "eigenvalues", "scipy")  # now, not after the first model's gradient
     found = [survey(one, plan, progress=sys.stderr.isatty()) for one in subjects]
-    if json_file is not None:
-        models = [one.as_dict() for one in found]
-        record = {"versions": dict(versions()), "plan": vars(plan), "models": models}
-        text = json.dumps(record, indent=2, allow_nan=False)
-        if json_file == "-":
-            print(text)
-        else:
-            write(json_file, text + "\n")
-    if json_file != "-":
-        print(terminal(found))
-    if html_file is not None:
-        write(html_file, page.render(found, command, versions()))
-        if json_file != "-":
-            print(f"\n{html_file}")
+    record = {"plan": vars(plan), "models": [one.as_dict() for one in found]}
+    files.write(terminal(found), record, partial(page.render, found, command))
     return found
-
-
-def versions() -> list[tuple[str, str]]:
-    """The versions that a figure may depend on."""
-    python = platform.python_version()
-    return [("seht", seht.__version__), ("torch", torch.__version__), ("Python", python)]

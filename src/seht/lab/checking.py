@@ -21,7 +21,7 @@ def check(recipe: Recipe) -> None:
     _one_of("data.name", data.name, tuple(itertools.chain(*config.KINDS.values())))
     _one_of("model.name", model.name, config.MODELS[recipe.task])
     _one_of("model.norm", model.norm, ("batch", "group", "none"))
-    _one_of("optim.name", optim.name, tuple(OPTIMIZERS))
+    _one_of("optim.name", optim.name, OPTIMIZERS)
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
     _one_of("data.noise_kind", data.noise_kind, NOISES)
     for prefix, part in (("", recipe), ("data.", data), ("model.", model), ("optim.", optim)):

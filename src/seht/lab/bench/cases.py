@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,23 +151,6 @@ def _text(batch: int, draw: torch.Generator, *, vocabulary: int, length: int) ->
     return text(batch, vocabulary, length, draw)
 
 
-def _grouped(**sizes: Any) -> nn.Module:
-    """The examples of a batch have nothing to do with each other, as SEHT-S wants it."""
-    return models.resnet18(norm="group", **sizes)
-
-
-def _wide(**sizes: Any) -> nn.Module:
-    return models.WideResNet(classes=10, **sizes)
-
-
-def _lstm(**sizes: Any) -> nn.Module:
-    return models.RecurrentLM("lstm", embedding=sizes["hidden"], **sizes)
-
-
-def _mlp(width: int) -> nn.Module:
-    return models.MLP(28 * 28, width, width, 10)
-
-
 def _scaled(batch: Sequence[int], **sizes: Sequence[int | None]) -> dict[str, Any]:
     """The model's sizes and the batch at each scale; ``None`` leaves a size at its default."""
     rows = [
@@ -233,7 +217,8 @@ CASES: dict[str, Case] = {
     ),
     "resnet18-group": Case(
         "ResNet-18 with GroupNorm",
-        _grouped,
+        # The examples of a batch have nothing to do with each other, as SEHT-S wants it.
+        partial(models.resnet18, norm="group"),
         _images(3, 32),
         0,
         _scaled((128, 128, 128, 8, 8), width=(32, 16, 8, 8, 4)),
@@ -242,7 +227,7 @@ CASES: dict[str, Case] = {
     ),
     "wrn": Case(
         "Wide ResNet",
-        _wide,
+        partial(models.WideResNet, classes=10),
         _images(3, 32),
         0,
         _scaled(
@@ -255,7 +240,9 @@ CASES: dict[str, Case] = {
     ),
     "lstm": Case(
         "2-layer LSTM language model",
-        _lstm,
+        lambda hidden, **sizes: models.RecurrentLM(
+            "lstm", embedding=hidden, hidden=hidden, **sizes
+        ),
         _text,
         1,
         {
@@ -283,7 +270,7 @@ CASES: dict[str, Case] = {
     ),
     "mlp": Case(
         "MLP",
-        _mlp,
+        lambda width: models.MLP(28 * 28, width, width, 10),
         _images(1, 28),
         0,
         _scaled((128, 128, 128, 64, 16), width=(512, 256, 48, 32, 6)),

@@ -199,17 +199,9 @@ class Fused(Runner):
 
     penalised = True
 
-    def __init__(
-        self,
-        problem: Problem,
-        weight: float = 1e-6,
-        *,
-        estimator: Estimator,
-        curvature: str = "hessian",
-    ) -> None:
+    def __init__(self, problem: Problem, weight: float, curvature: str) -> None:
         super().__init__(problem, weight)
-        self.estimator, self.curvature = estimator, curvature
-        self._draw = 0
+        self.curvature, self._draw = curvature, 0
 
     def prepare(self, draw: int) -> None:
         """The same probes as :class:`Penalty`."""
@@ -221,7 +213,7 @@ class Fused(Runner):
             self.problem.model,
             self.problem.closure,
             probes.choose(self.problem.model),
-            self.estimator,
+            seht.SehtH(),
             probes.call_seed(0, self._draw),
             curvature=self.curvature,
         )

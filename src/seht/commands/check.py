@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from seht.commands.numbers import SEED, whole
-from seht.commands.options import add_options
+from seht.commands.options import add_command, add_options
 from seht.commands.targets import call_example, one_batch
 from seht.errors import UsageError
 
@@ -40,19 +40,12 @@ mistake in the call.
 
 def add_check(commands: Any) -> None:
     """``seht check module:function``."""
-    parser = commands.add_parser(
-        "check",
-        help="can the penalty's gradient be trusted on your model?",
-        description=CHECK,
-        epilog=CHECK_EPILOG,
-    )
-    parser.add_argument(
-        "target",
-        metavar="module:function",
-        help="returns (model, loss_fn, data); the current directory is importable",
-    )
+    text = "can the penalty's gradient be trusted on your model?"
+    parser = add_command(commands, "check", text, CHECK, CHECK_EPILOG)
+    brings = "returns (model, loss_fn, data); the current directory is importable"
     add_options(
         parser,
+        ("target module:function", brings),
         ("--engine NAME ...", "check this one only (may be repeated)"),
         ("--curvature NAME", "hessian (default) or ggn", str, "hessian"),
         ("--boundary MODULE", "for ggn: the module whose outputs are the logits"),
@@ -70,17 +63,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     import seht
 
     try:
-        report = seht.check(
-            model,
-            loss_fn,
-            one_batch(data),
-            engines=arguments.engine,
-            curvature=arguments.curvature,
-            boundary=arguments.boundary,
-            estimator=arguments.estimator,
-            directions=arguments.directions,
-            seed=arguments.seed,
-        )
+        names = ("curvature", "boundary", "estimator", "directions", "seed")
+        options = {name: getattr(arguments, name) for name in names}
+        report = seht.check(model, loss_fn, one_batch(data), engines=arguments.engine, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seht.commands.files import ReportFiles
 from seht.commands.numbers import SEED, real, whole
-from seht.commands.options import add_options
+from seht.commands.options import add_command, add_options
 from seht.commands.targets import call_example
 from seht.errors import UsageError
 
@@ -39,19 +39,12 @@ the call.
 
 def add_doctor(commands: Any) -> None:
     """``seht doctor module:function``."""
-    parser = commands.add_parser(
-        "doctor",
-        help="what to expect of the penalty on your model, and the two lines to write",
-        description=DOCTOR,
-        epilog=DOCTOR_EPILOG,
-    )
-    parser.add_argument(
-        "target",
-        metavar="module:function",
-        help="returns (model, loss_fn, data) or (model, loss_fn, data, held_out)",
-    )
+    text = "what to expect of the penalty on your model, and the two lines to write"
+    parser = add_command(commands, "doctor", text, DOCTOR, DOCTOR_EPILOG)
+    brings = "returns (model, loss_fn, data) or (model, loss_fn, data, held_out)"
     add_options(
         parser,
+        ("target module:function", brings),
         ("--budget SECONDS", "about how long it may take (default 120)", real(5.0), 120.0),
         ("--seed N", "seed of the probes (default 0)", whole(0, SEED), 0),
         ("--json FILE", "every figure as JSON; - for standard output"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from seht import extras
 from seht.commands.files import ReportFiles
 from seht.commands.numbers import COUNT, SEED, real, whole
-from seht.commands.options import add_options
+from seht.commands.options import add_command, add_options
 from seht.commands.targets import call_target, find_target
 from seht.errors import UsageError, unknown
 from seht.measure import page
@@ -56,12 +56,8 @@ Runs = Callable[[Sequence[str], str, str | None], list[Subject]]
 
 def add_measure(commands: Any, runs: Runs) -> None:
     """``seht measure``; ``runs`` reads those of the lab."""
-    parser = commands.add_parser(
-        "measure",
-        help="how flat is a model? trace, spectrum, landscape; a table and a page",
-        description=MEASURE,
-        epilog=MEASURE_EPILOG,
-    )
+    text = "how flat is a model? trace, spectrum, landscape; a table and a page"
+    parser = add_command(commands, "measure", text, MEASURE, MEASURE_EPILOG)
     parser.add_argument(
         "runs",
         nargs="*",

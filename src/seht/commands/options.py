@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 
+def add_command(
+    commands: Any, name: str, text: str, about: str, epilog: str | None = None, **more: Any
+) -> Any:
+    """The parser of a new command: its line in the list of commands, and its own help."""
+    return commands.add_parser(name, help=text, description=about, epilog=epilog, **more)
+
+
 def add_options(parser: Any, *rows: tuple[Any, ...]) -> None:
     """Add ``(spelling, help, type, default)`` of each row; the last two may be left out.
 
     ``"--seed N"`` takes a value, ``"--model NAME ..."`` may be repeated, ``"--engine {a,b}"`` takes
-    one of these, and ``"--fast"`` is a switch.
+    one of these, ``"--fast"`` is a switch, and ``"target FILE"`` an argument without a dash.
     """
     for spelling, text, *rest in rows:
         name, _, value = spelling.partition(" ")

@@ -111,10 +111,6 @@ class Training:
         torch.manual_seed(mix(self.seed, self.epoch + 1))
         self.hidden, self.sums = None, {}
         self.loss.zero_()
-        self.set_rate(lr)
-
-    def set_rate(self, lr: float) -> None:
-        """Set the learning rate of every group of the optimiser."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 

@@ -10,23 +10,13 @@ from typing import Any
 from seht.commands.numbers import real
 from seht.commands.options import add_options
 
+OWN_HELP: dict[str, Any] = {"allow_abbrev": False, "add_help": False}
+"""Of a command that takes any field of its recipe: :func:`add_shared` adds its help."""
 POWER = (
     "--power SIZE",
     "also say how many seeds a difference of that size needs, for example 1.0",
     real(above=True),
 )
-
-
-def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
-    """A command that takes any field of its recipe."""
-    return commands.add_parser(
-        name,
-        help=text,
-        description=about,
-        epilog=epilog,
-        allow_abbrev=False,
-        add_help=False,
-    )
 
 
 def add_shared(parser: Any, default: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.numbers import COUNT, whole
-from seht.commands.options import add_options
+from seht.commands.options import add_command, add_options
 from seht.errors import UsageError
 
 BENCH = """\
@@ -18,11 +18,8 @@ progress goes to standard error. Leave the machine alone while it runs.
 
 def add_bench(commands: Any) -> None:
     """``seht bench``."""
-    parser = commands.add_parser(
-        "bench",
-        help="what each estimator costs, and how exact it is",
-        description=BENCH,
-    )
+    text = "what each estimator costs, and how exact it is"
+    parser = add_command(commands, "bench", text, BENCH)
     names = "one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)"
     earlier = "a file of an earlier --json: its models go into the report and are not measured"
     add_options(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seht.commands.numbers import whole
-from seht.commands.options import add_options
+from seht.commands.options import add_command, add_options
 from seht.extras import need
-from seht.lab.commands.arguments import POWER, add_shared, make_parser
+from seht.lab.commands.arguments import OWN_HELP, POWER, add_shared
 from seht.lab.commands.reading import execution_of, read, told
 from seht.lab.commands.rows import rows_of
 
@@ -38,9 +38,8 @@ the candidates of one row.
 
 def add_compare(commands: Any) -> None:
     """``seht compare RECIPE``."""
-    parser = make_parser(
-        commands, "compare", "every method, several seeds: a table", COMPARE, COMPARE_EPILOG
-    )
+    text = "every method, several seeds: a table"
+    parser = add_command(commands, "compare", text, COMPARE, COMPARE_EPILOG, **OWN_HELP)
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="its name, for example digits")
     seeds = "seeds of the search, other ones than those that judge (default: 1)"
     budget = "candidates that the search may try for a method (default: 7, or the paper's grid)"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from seht.lab.config import Recipe
+from seht.lab.evaluate import evaluate
 from seht.lab.held_out import ValidationBatches
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import detached, make_closure, plain_loss
@@ -164,6 +165,10 @@ class Training:
         return means | {
             name: figure / self.ranks.count for name, figure in zip(self.sums, rest, strict=True)
         }
+
+    def evaluated(self, split: str, limit: int | None = None) -> dict[str, float]:
+        """The figures of a split, of the present weights."""
+        return evaluate(self.own, self.data.eval_batches(split, limit), self.recipe.task)
 
     # --- state --------------------------------------------------------------------------------
 

@@ -41,15 +41,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
     from seht.lab.records import RunError
 
     try:
-        command = Command(
-            arguments.model,
-            arguments.fast,
-            arguments.repeats,
-            arguments.json,
-            arguments.plot,
-            arguments.out,
-            arguments.join,
-        )
+        names = ("model", "fast", "repeats", "json", "plot", "out", "join")
+        command = Command(*(getattr(arguments, name) for name in names))
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:

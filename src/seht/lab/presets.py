@@ -9,7 +9,7 @@ Weights a row does not give are the recipe's, which are those the paper selected
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from seht.errors import unknown
@@ -83,6 +83,7 @@ DEMO = (
 
 # --- the grids --------------------------------------------------------------------------------
 
+Grids = dict[str, Sequence[str]]
 DECADES = ("0.0001", "0.001", "0.01", "0.1")
 HALVES = ("0.001", "0.005", "0.01", "0.05", "0.1")
 PROBES, PROBS = (1, 5, 10), ("0.01", "0.05")
@@ -94,7 +95,7 @@ def _rows(methods: Sequence[str]) -> tuple[Row, ...]:
     return tuple(map(Row, methods))
 
 
-def _weights(grids: Mapping[str, Sequence[str]]) -> tuple[Row, ...]:
+def _weights(grids: Grids) -> tuple[Row, ...]:
     """The baseline, and each method with each weight."""
     return _rows(["weight-decay", *(f"{m}(weight={w})" for m, ws in grids.items() for w in ws)])
 
@@ -110,10 +111,10 @@ def _dropped(methods: Sequence[str]) -> tuple[Row, ...]:
 
 
 _TRIED = "the weights tried on"
-_IMAGES = {"seht-h": DECADES, "seht-d": DECADES}
-_TEXT = {"confidence-penalty": HALVES, "label-smoothing": HALVES}
-_HALF = {"seht-d": HALVES}
-_WIDE = {"seht-d": DECADES, "confidence-penalty": DECADES, "label-smoothing": DECADES}
+_IMAGES: Grids = {"seht-h": DECADES, "seht-d": DECADES}
+_TEXT: Grids = {"confidence-penalty": HALVES, "label-smoothing": HALVES}
+_HALF: Grids = {"seht-d": HALVES}
+_WIDE: Grids = {"seht-d": DECADES, "confidence-penalty": DECADES, "label-smoothing": DECADES}
 _DRAWS = ["weight-decay"] + [
     f"seht-d(weight=0.001,probes={k},prob={p})" for k in PROBES for p in PROBS
 ]

@@ -109,7 +109,7 @@ def test_a_wrong_setting_of_a_recipe_is_refused():
 
 def test_a_method_for_images_is_refused_for_text():
     spec = parse("seht-d+mixup")
-    assert spec.fits("image") and not spec.fits("text")
+    assert spec.build(IMAGE)
     with pytest.raises(
         ValueError, match="mixup works on images, tables, series, features, and recipe"
     ):

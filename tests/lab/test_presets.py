@@ -18,8 +18,7 @@ def test_every_row_is_a_method_that_fits_its_recipe(name, small):
     for row in chosen.rows:
         spec = parse(row.method)
         changed = override(base, row.changes)
-        assert spec.fits(changed.task)
-        spec.build(changed)
+        spec.build(changed)  # raises for a method that does not fit
     assert chosen.rows[0].method.startswith("weight-decay")  # the baseline
     keys = [(parse(r.method).text, tuple(r.changes.items())) for r in chosen.rows]
     assert len(set(keys)) == len(keys)
@@ -47,10 +46,11 @@ QUOTED = ["none", "htr-middle", "lookahead"]  # in the paper; ours are trained
 
 
 def test_the_rows_of_the_tables():
-    names = lambda name: [options(m)[0] for m in preset(name).methods]
+    names = lambda name: [options(row.method)[0] for row in preset(name).rows]
     ours = ["seht-d", "seht-d", "seht-d", "seht-h"]
     assert names("table1") == ["weight-decay", "jacobian", "dropblock", *RIVALS, *QUOTED, *ours]
-    seht = [o for m, o in map(options, preset("table1").methods) if m.startswith("seht")]
+    rows = [options(row.method) for row in preset("table1").rows]
+    seht = [o for m, o in rows if m.startswith("seht")]
     pairs = [(o["probes"], o.get("prob")) for o in seht]
     assert pairs == [(1, 0.01), (10, 0.01), (10, 0.05), (5, None)]
     assert names("table2") == ["weight-decay", *RIVALS, "seht-d", "seht-d"]
@@ -59,12 +59,13 @@ def test_the_rows_of_the_tables():
 
 
 def test_the_grids():
-    grid = [options(m) for m in preset("weight-cifar10").methods]
+    grid = [options(row.method) for row in preset("weight-cifar10").rows]
     for method in ("seht-h", "seht-d"):
         assert [o["weight"] for m, o in grid if m == method] == [1e-4, 1e-3, 1e-2, 1e-1]
     for method in ("confidence-penalty", "label-smoothing"):
         assert [o["weight"] for m, o in grid if m == method] == [1e-3, 5e-3, 1e-2, 5e-2, 1e-1]
-    pairs = [o for m, o in map(options, preset("probes-prob").methods) if m == "seht-d"]
+    draws = [options(row.method) for row in preset("probes-prob").rows]
+    pairs = [o for m, o in draws if m == "seht-d"]
     assert {(o["probes"], o["prob"]) for o in pairs} == {
         (k, p) for k in (1, 5, 10) for p in (0.01, 0.05)
     }

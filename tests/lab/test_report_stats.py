@@ -66,12 +66,6 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
     assert 0.935 < held / 2000 < 0.965
 
 
-def test_clear_means_without_zero():
-    assert Difference(1.0, 0.5, 1.5, 3).clear and Difference(-1.0, -1.5, -0.5, 3).clear
-    assert not Difference(1.0, -0.5, 2.5, 3).clear
-    assert not Difference(1.0, None, None, 1).clear
-
-
 def test_figures_are_written_with_the_digits_they_have():
     assert str(Mean(97.314, 0.123, 3)) == "97.31 ± 0.12"
     assert str(Mean(97.314, None, 1)) == "97.31"

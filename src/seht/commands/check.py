@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from seht.commands.numbers import SEED, whole
+from seht.commands.options import add_command, add_options
 from seht.commands.targets import call_example, one_batch
 from seht.errors import UsageError
 
@@ -39,42 +40,20 @@ mistake in the call.
 
 def add_check(commands: Any) -> None:
     """``seht check module:function``."""
-    parser = commands.add_parser(
-        "check",
-        help="can the penalty's gradient be trusted on your model?",
-        description=CHECK,
-        epilog=CHECK_EPILOG,
+    text = "can the penalty's gradient be trusted on your model?"
+    parser = add_command(commands, "check", text, CHECK, CHECK_EPILOG)
+    brings = "returns (model, loss_fn, data); the current directory is importable"
+    add_options(
+        parser,
+        ("target module:function", brings),
+        ("--engine NAME ...", "check this one only (may be repeated)"),
+        ("--curvature NAME", "hessian (default) or ggn, what HessianTrace(model) takes"),
+        ("--boundary MODULE", "for ggn: the module whose outputs are the logits"),
+        ("--estimator NAME", "seht-h (default), seht-d, seht-s", str, "seht-h"),
+        ("--directions N", "random probes (default 3)", whole(1, 10_000), 3),
+        ("--seed N", "seed of the probes (default 0)", whole(0, SEED), 0),
+        ("--json", "print the report as JSON"),
     )
-    parser.add_argument(
-        "target",
-        metavar="module:function",
-        help="returns (model, loss_fn, data); the current directory is importable",
-    )
-    parser.add_argument(
-        "--engine", action="append", metavar="NAME", help="check this one only (may be repeated)"
-    )
-    parser.add_argument(
-        "--curvature",
-        metavar="NAME",
-        help="hessian (default) or ggn, what HessianTrace(model) takes",
-    )
-    parser.add_argument(
-        "--boundary", metavar="MODULE", help="for ggn: the module whose outputs are the logits"
-    )
-    parser.add_argument(
-        "--estimator", default="seht-h", metavar="NAME", help="seht-h (default), seht-d, seht-s"
-    )
-    parser.add_argument(
-        "--directions",
-        type=whole(1, 10_000),
-        default=3,
-        metavar="N",
-        help="random probes (default 3)",
-    )
-    parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="seed of the probes (default 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run_check)
 
 
@@ -84,17 +63,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     import seht
 
     try:
-        report = seht.check(
-            model,
-            loss_fn,
-            one_batch(data),
-            engines=arguments.engine,
-            curvature=arguments.curvature or "hessian",
-            boundary=arguments.boundary,
-            estimator=arguments.estimator,
-            directions=arguments.directions,
-            seed=arguments.seed,
-        )
+        names = ("boundary", "estimator", "directions", "seed")
+        options = {name: getattr(arguments, name) for name in names}
+        options["curvature"] = arguments.curvature or "hessian"
+        report = seht.check(model, loss_fn, one_batch(data), engines=arguments.engine, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
+from functools import partial
 from typing import Any
 
-from seht import extras
-from seht.commands.files import check_outputs, write
-from seht.commands.measure import versions
+from seht.commands.files import ReportFiles
 from seht.commands.numbers import SEED, real, whole
+from seht.commands.options import add_command, add_options
 from seht.commands.targets import call_example
 from seht.errors import UsageError
 
@@ -40,43 +39,26 @@ the call.
 
 def add_doctor(commands: Any) -> None:
     """``seht doctor module:function``."""
-    parser = commands.add_parser(
-        "doctor",
-        help="what to expect of the penalty on your model, and the two lines to write",
-        description=DOCTOR,
-        epilog=DOCTOR_EPILOG,
+    text = "what to expect of the penalty on your model, and the two lines to write"
+    parser = add_command(commands, "doctor", text, DOCTOR, DOCTOR_EPILOG)
+    brings = "returns (model, loss_fn, data) or (model, loss_fn, data, held_out)"
+    add_options(
+        parser,
+        ("target module:function", brings),
+        ("--budget SECONDS", "about how long it may take (default 120)", real(5.0), 120.0),
+        ("--seed N", "seed of the probes (default 0)", whole(0, SEED), 0),
+        ("--json FILE", "every figure as JSON; - for standard output"),
+        ("--html FILE", "a self-contained page"),
     )
-    parser.add_argument(
-        "target",
-        metavar="module:function",
-        help="returns (model, loss_fn, data) or (model, loss_fn, data, held_out)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=real(5.0),
-        default=120.0,
-        metavar="SECONDS",
-        help="about how long it may take (default 120)",
-    )
-    parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="seed of the probes (default 0)"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", help="every figure as JSON; - for standard output"
-    )
-    parser.add_argument("--html", metavar="FILE", help="a self-contained page")
     parser.set_defaults(run=run_doctor, extra="measure")
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Load what the function returns, look at it, report."""
-    json_file, html_file = arguments.json, arguments.html
     try:
-        check_outputs(json_file, html_file)
+        files = ReportFiles(arguments.json, arguments.html)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if html_file is not None:
-        extras.need("measure", "the page", "jinja2", "matplotlib")
     given = call_example(arguments.target)
     import seht
     from seht.doctor import page
@@ -88,20 +70,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
             budget=arguments.budget,
             progress=sys.stderr.isatty(),
         )
-        if json_file is not None:
-            record = {"versions": dict(versions()), **report.as_dict()}
-            text = json.dumps(record, indent=2, allow_nan=False)
-            if json_file == "-":
-                print(text)
-            else:
-                write(json_file, text + "\n")
-        if json_file != "-":
-            print(report)
-        if html_file is not None:
-            command = shlex.join(["seht", *arguments.argv])
-            write(html_file, page.render(report, command, versions()))
-            if json_file != "-":
-                print(f"\n{html_file}")
+        command = shlex.join(["seht", *arguments.argv])
+        files.write(report, report.as_dict(), partial(page.render, report, command))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     return 0 if report.ok else 1

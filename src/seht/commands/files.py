@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+
+import seht
+from seht import extras
 
 MARKS = (b'<meta name="generator" content="seht">', b'"seht": "', b"`seht bench", b"seht bench")
 """Every page, JSON file, Markdown file and picture that we write begins with one of these."""
@@ -50,3 +60,33 @@ def write(file: str, text: str) -> None:
     except OSError as error:
         Path(part).unlink(missing_ok=True)
         raise ValueError(f"cannot write {file!r}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """What ``--json`` (``-`` is standard output) and ``--html`` name, checked before any work."""
+
+    json: str | None = None
+    html: str | None = None
+
+    def __post_init__(self) -> None:
+        check_outputs(self.json, self.html)
+        if self.html is not None:
+            extras.need("measure", "the page", "jinja2", "matplotlib")
+
+    def write(self, table: object, record: Mapping[str, Any], page: Callable[[Any], str]) -> None:
+        """Print the table (or the record), and write the files; ``page`` takes the versions."""
+        python = ("Python", platform.python_version())
+        versions = [("seht", seht.__version__), ("torch", torch.__version__), python]
+        if self.json is not None:
+            text = json.dumps({"versions": dict(versions), **record}, indent=2, allow_nan=False)
+            if self.json == "-":
+                print(text)
+            else:
+                write(self.json, text + "\n")
+        if self.json != "-":
+            print(table)
+        if self.html is not None:
+            write(self.html, page(versions))
+            if self.json != "-":
+                print(f"\n{self.html}")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import seht
 from seht import extras
-from seht.commands.files import check_outputs, write
+from seht.commands.files import ReportFiles
 from seht.commands.numbers import COUNT, SEED, real, whole
+from seht.commands.options import add_command, add_options
 from seht.commands.targets import call_target, find_target
 from seht.errors import UsageError, unknown
 from seht.measure import page
@@ -59,46 +57,43 @@ Runs = Callable[[Sequence[str], str, str | None], list[Subject]]
 
 def add_measure(commands: Any, runs: Runs) -> None:
     """``seht measure``; ``runs`` reads those of the lab."""
-    parser = commands.add_parser(
-        "measure",
-        help="how flat is a model? trace, spectrum, landscape; a table and a page",
-        description=MEASURE,
-        epilog=MEASURE_EPILOG,
-    )
-
-    def add(group: Any, *names: str, metavar: str = "N", **options: Any) -> None:
-        group.add_argument(*names, metavar=metavar, **options)
-
-    add(
-        parser, "runs", nargs="*", metavar="RUN",
+    text = "how flat is a model? trace, spectrum, landscape; a table and a page"
+    parser = add_command(commands, "measure", text, MEASURE, MEASURE_EPILOG)
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
         help="a run's directory, its model.pt, or a comparison; or a measurement's name",
-    )  # fmt: skip
-    own, target = parser.add_argument_group("a model of your own"), "module:function"
-    add(
-        own, "--model", action="append", metavar=target,
-        help="returns the model, (model, loss_fn), or what `seht doctor` takes; may be repeated",
-    )  # fmt: skip
-    add(own, "--data", metavar=target, help="returns a batch, a data set or batches")
-    add(own, "--loss", metavar=target, help="loss_fn(model, batch), a mean over the batch")
-    add(own, "--batch-dim", type=whole(-64, 63), help="the examples' axis (default 0)")
-    what = parser.add_argument_group("what, and how well")
-    add(
-        what, "--what", action="append", metavar="LIST",
-        help="measurements (default trace,layers)",
-    )  # fmt: skip
-    add(what, "--curvature", default="hessian", metavar="NAME", help="hessian or ggn")
-    add(what, "--tol", type=real(above=True), metavar="X", help="relative standard error to reach")
-    add(what, "--probes", type=whole(1, COUNT), help="replicates (default: as many as needed)")
-    add(what, "--samples", type=whole(1, SEED), help="examples for the trace (default all)")
-    add(what, "--few", type=whole(1, SEED), default=512, help="examples for the rest (default 512)")
-    add(what, "--micro-batch", type=whole(1, SEED), help="cut batches to this many examples")
-    add(what, "--seed", type=whole(0, SEED), default=0, help="seed of the probes (default 0)")
-    where = parser.add_argument_group("for runs of the lab")
-    add(where, "--split", default="train", metavar="NAME", help="train, valid or test")
-    add(where, "--data-dir", metavar="DIR", help="where the data is")
-    out = parser.add_argument_group("output")
-    add(out, "--json", metavar="FILE", help="every figure as JSON; - for standard output")
-    add(out, "--html", metavar="FILE", help="a self-contained page of what was measured")
+    )
+    brings = "returns the model, (model, loss_fn), or what `seht doctor` takes; may be repeated"
+    add_options(
+        parser.add_argument_group("a model of your own"),
+        ("--model module:function ...", brings),
+        ("--data module:function", "returns a batch, a data set or batches"),
+        ("--loss module:function", "loss_fn(model, batch), a mean over the batch"),
+        ("--batch-dim N", "the examples' axis (default 0)", whole(-64, 63)),
+    )
+    add_options(
+        parser.add_argument_group("what, and how well"),
+        ("--what LIST ...", "measurements (default trace,layers)"),
+        ("--curvature NAME", "hessian or ggn", str, "hessian"),
+        ("--tol X", "relative standard error to reach", real(above=True)),
+        ("--probes N", "replicates (default: as many as needed)", whole(1, COUNT)),
+        ("--samples N", "examples for the trace (default all)", whole(1, SEED)),
+        ("--few N", "examples for the rest (default 512)", whole(1, SEED), 512),
+        ("--micro-batch N", "cut batches to this many examples", whole(1, SEED)),
+        ("--seed N", "seed of the probes (default 0)", whole(0, SEED), 0),
+    )
+    add_options(
+        parser.add_argument_group("for runs of the lab"),
+        ("--split NAME", "train, valid or test", str, "train"),
+        ("--data-dir DIR", "where the data is"),
+    )
+    add_options(
+        parser.add_argument_group("output"),
+        ("--json FILE", "every figure as JSON; - for standard output"),
+        ("--html FILE", "a self-contained page of what was measured"),
+    )
     parser.set_defaults(run=lambda arguments: run_measure(arguments, runs), extra="measure")
 
 
@@ -186,30 +181,10 @@ def report(
     html_file: str | None = None,
 ) -> list[Findings]:
     """Measure, print the table, write the files (each whole or not at all)."""
-    check_outputs(json_file, html_file)
-    if html_file is not None:
-        extras.need("measure", "the page", "jinja2", "matplotlib")
+    files = ReportFiles(json_file, html_file)
     if "eigenvalues" in plan.parts:
         extras.need("measure", "eigenvalues", "scipy")  # now, not after the first model's gradient
     found = [survey(one, plan, progress=sys.stderr.isatty()) for one in subjects]
-    if json_file is not None:
-        models = [one.as_dict() for one in found]
-        record = {"versions": dict(versions()), "plan": vars(plan), "models": models}
-        text = json.dumps(record, indent=2, allow_nan=False)
-        if json_file == "-":
-            print(text)
-        else:
-            write(json_file, text + "\n")
-    if json_file != "-":
-        print(terminal(found))
-    if html_file is not None:
-        write(html_file, page.render(found, command, versions()))
-        if json_file != "-":
-            print(f"\n{html_file}")
+    record = {"plan": vars(plan), "models": [one.as_dict() for one in found]}
+    files.write(terminal(found), record, partial(page.render, found, command))
     return found
-
-
-def versions() -> list[tuple[str, str]]:
-    """The versions that a figure may depend on."""
-    python = platform.python_version()
-    return [("seht", seht.__version__), ("torch", torch.__version__), ("Python", python)]

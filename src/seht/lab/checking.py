@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import typing
 
 from seht.errors import unknown
 from seht.lab import config
-from seht.lab.config import DataConfig, Recipe
+from seht.lab.config import Between, DataConfig, Recipe
 from seht.lab.optimizers import OPTIMIZERS
 from seht.lab.schedule import SCHEDULES
 
@@ -20,44 +21,13 @@ def check(recipe: Recipe) -> None:
     _one_of("data.name", data.name, tuple(itertools.chain(*config.KINDS.values())))
     _one_of("model.name", model.name, config.MODELS[recipe.task])
     _one_of("model.norm", model.norm, ("batch", "group", "none"))
-    _one_of("optim.name", optim.name, tuple(OPTIMIZERS))
+    _one_of("optim.name", optim.name, OPTIMIZERS)
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
     _one_of("data.noise_kind", data.noise_kind, NOISES)
-    ranges: dict[str, tuple[float | None, float, float]] = {
-        "batch": (recipe.batch, 1, _MANY),
-        "epochs": (recipe.epochs, 1, _MANY),
-        "eval_batch": (recipe.eval_batch, 1, _MANY),
-        "threads": (recipe.threads, 1, _THREADS),
-        "spectrum": (recipe.spectrum, 0, _MANY),
-        "data.size": (data.size, 1, _MOST),
-        "data.validation": (data.validation, 0, _MOST),
-        "data.average": (data.average, 1, 1000),
-        "data.crop": (data.crop, 0, 1000),
-        "data.bptt": (data.bptt, 1, _MANY),
-        "data.vocabulary": (data.vocabulary, 2, _MOST),
-        "model.width": (model.width, 1, _WIDE),
-        "model.depth": (model.depth, 10, _WIDE),
-        "model.factor": (model.factor, 1, _WIDE),
-        "model.dropout": (model.dropout, 0, math.inf),
-        "model.embedding": (model.embedding, 1, _WIDE),
-        "model.hidden": (model.hidden, 1, _WIDE),
-        "model.layers": (model.layers, 1, 1000),
-        "model.heads": (model.heads, 1, _WIDE),
-        "model.init": (model.init, 0, math.inf),
-        "optim.lr": (optim.lr, 0, math.inf),
-        "optim.momentum": (optim.momentum, 0, math.inf),
-        "optim.weight_decay": (optim.weight_decay, 0, math.inf),
-        "optim.gamma": (optim.gamma, 0, math.inf),
-        "optim.clip": (optim.clip, 0, math.inf),
-        "optim.beta2": (optim.beta2, 0, math.inf),
-        "optim.eps": (optim.eps, 0, math.inf),
-    }
-    for name, (value, least, most) in ranges.items():
-        if value is None or (least <= value <= most and value < math.inf):
-            continue
-        if value > most:
-            raise ValueError(f"{name} must be at most {most:,}, not {value}")
-        raise ValueError(f"{name} must be a finite number of at least {least}, not {value}")
+    for prefix, part in (("", recipe), ("data.", data), ("model.", model), ("optim.", optim)):
+        for name, hint in typing.get_type_hints(type(part), include_extras=True).items():
+            for allowed in getattr(hint, "__metadata__", ()):
+                _check_range(prefix + name, getattr(part, name), allowed)
     if model.dropout >= 1:
         raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
     for name, beta in (("momentum", optim.momentum), ("beta2", optim.beta2)):
@@ -109,8 +79,12 @@ def _check_data(recipe: Recipe) -> None:
         )
 
 
-# Beyond these is a slip of the hand, which torch answers with an overflow or a crash.
-_MANY, _MOST, _WIDE, _THREADS = 10**6, 10**12, 2**16, 1024
+def _check_range(name: str, value: float | None, allowed: Between) -> None:
+    if value is None or (allowed.least <= value <= allowed.most and value < math.inf):
+        return
+    if value > allowed.most:
+        raise ValueError(f"{name} must be at most {allowed.most:,}, not {value}")
+    raise ValueError(f"{name} must be a finite number of at least {allowed.least}, not {value}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

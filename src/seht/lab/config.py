@@ -5,8 +5,9 @@ Data flows one way: recipe, data, model, method, loop, records, report.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 KINDS = {
     "image": ("cifar10", "cifar100", "digits", "own-images"),
@@ -26,6 +27,19 @@ MODELS = {
 """The networks that take the data of a task."""
 
 
+class Between(NamedTuple):
+    """The range of a field. Beyond it is a slip of the hand, which torch answers with a crash."""
+
+    least: float
+    most: float = math.inf
+
+
+Count = Annotated[int, Between(1, 10**6)]
+Width = Annotated[int, Between(1, 2**16)]
+Amount = Annotated[float, Between(0)]
+_MOST = 10**12
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which data, how much of it, and how images are augmented."""
@@ -34,10 +48,10 @@ class DataConfig:
     """cifar10, cifar100, digits (images); cancer (table); italy-power (series);
     cifar10-lite0 (features of a pretrained network); wikitext2, pydocs (text); own-images,
     own-table, own-series (yours)."""
-    size: int | None = None
+    size: Annotated[int | None, Between(1, _MOST)] = None
     """Number of training examples, drawn with the run's seed; for text, of tokens from its start.
     ``None``: all of them."""
-    validation: int = 0
+    validation: Annotated[int, Between(0, _MOST)] = 0
     """Number of examples held out for validation, drawn with the seed. Texts have a validation and
     a test part of their own, cut to this many tokens; 0: all of them."""
     within: bool = False
@@ -51,15 +65,15 @@ class DataConfig:
     noise_kind: str = "uniform"
     """What replaces a label: uniform (drawn from all classes, so that some stay right by chance),
     pair (the next class)."""
-    average: int = 1
+    average: Annotated[int, Between(1, 1000)] = 1
     """Average squares of this many pixels a side: 2 makes 16x16 of 32x32."""
-    crop: int = 0
+    crop: Annotated[int, Between(0, 1000)] = 0
     """Random crop after padding by this many pixels."""
     flip: bool = False
     """Mirror half of the images, drawn anew each epoch."""
-    bptt: int = 35
+    bptt: Count = 35
     """Text: the length of a batch in tokens."""
-    vocabulary: int | None = None
+    vocabulary: Annotated[int | None, Between(2, _MOST)] = None
     """Text: keep this many of the most frequent words; the others become ``<unk>``."""
     file: str | None = None
     """Your own data: a NumPy file with the arrays x and y, and x_test and y_test if you have a test
@@ -75,26 +89,26 @@ class ModelConfig:
     name: str
     """resnet18, wrn, cnn (images); mlp (table); cnn (series); lite0, lite0-linear
     (features; its last layer alone); lstm, gru, gpt (text)."""
-    width: int = 64
+    width: Width = 64
     """Channels of the first layer (16 in the usual Wide ResNet); units of an mlp's layers."""
-    depth: int = 28
+    depth: Annotated[int, Between(10, 2**16)] = 28
     """Wide ResNet: 6n + 4 layers."""
-    factor: int = 10
+    factor: Width = 10
     """Wide ResNet: how many times as wide."""
     norm: str = "batch"
     """batch, group, or none (only the cnn trains well without a norm)."""
-    dropout: float = 0.0
+    dropout: Amount = 0.0
     """Dropout rate: between the convolutions of a block, before the last layer of a cnn or an mlp,
     between the layers of a language model."""
-    embedding: int = 512
+    embedding: Width = 512
     """Text: size of the word embedding; a gpt's width."""
-    hidden: int = 512
+    hidden: Width = 512
     """Text: units of a recurrent layer."""
-    layers: int = 2
+    layers: Annotated[int, Between(1, 1000)] = 2
     """Text: recurrent layers, or a gpt's blocks; hidden layers of an mlp."""
-    heads: int = 4
+    heads: Width = 4
     """gpt: attention heads, which share the width."""
-    init: float = 0.1
+    init: Amount = 0.1
     """lstm, gru: parameters start uniform between minus and plus this number."""
     init_all: bool = True
     """lstm, gru: apply init to all parameters, as in the paper; false: to embedding and decoder
@@ -105,11 +119,11 @@ class ModelConfig:
 class OptimConfig:
     """The optimiser and its schedule."""
 
-    lr: float
+    lr: Amount
     """The learning rate at the start."""
-    momentum: float = 0.9
+    momentum: Amount = 0.9
     """Momentum, 0 for none; AdamW's beta1."""
-    weight_decay: float = 5e-4
+    weight_decay: Amount = 5e-4
     """Weight decay, which the methods weight-decay and none change. SGD adds it times the weights
     to the gradient, AdamW subtracts lr times it times the weights."""
     schedule: str = "cosine"
@@ -117,15 +131,15 @@ class OptimConfig:
     milestones), plateau (times gamma when the validation loss is not a new best), constant."""
     milestones: tuple[int, ...] = ()
     """The epochs at which the schedule steps lowers the learning rate."""
-    gamma: float = 0.1
+    gamma: Amount = 0.1
     """Factor on the learning rate, for steps and plateau."""
-    clip: float | None = None
+    clip: Annotated[float | None, Between(0)] = None
     """Clip the gradient to this norm."""
     name: str = "sgd"
     """sgd or adamw."""
-    beta2: float = 0.999
+    beta2: Amount = 0.999
     """AdamW: decay of the mean square of the gradient."""
-    eps: float = 1e-8
+    eps: Amount = 1e-8
     """AdamW: added to the root of the mean square."""
 
 
@@ -137,17 +151,17 @@ class Recipe:
     data: DataConfig
     model: ModelConfig
     optim: OptimConfig
-    batch: int
+    batch: Count
     """Examples in a step, or parallel streams of text."""
-    epochs: int
+    epochs: Count
     """How often the training data is read."""
-    eval_batch: int = 500
+    eval_batch: Count = 500
     """Examples, or streams of text, in a batch of an evaluation."""
-    threads: int = 2
+    threads: Annotated[int, Between(1, 1024)] = 2
     """Threads of the CPU; part of the recipe because their number changes the rounding."""
     precision: str = "32-true"
     """The precision, as Lightning Fabric names it."""
-    spectrum: int = 40
+    spectrum: Annotated[int, Between(0, 10**6)] = 40
     """The most Hessian-vector products for the eigenvalues at the end; 0: none are measured."""
     robustness: bool = True
     """Measure the test data with rounded and disturbed weights, too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, evaluate, in_float, judging
+from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, in_float, judging
 from seht.lab.methods.loss import plain_loss
 from seht.lab.robustness import NOISE, robustness
 from seht.lab.spectrum import EXAMPLES
@@ -17,17 +17,16 @@ class DivergedError(ArithmeticError):
 
 
 def measures(task: str) -> tuple[str, ...]:
-    """The names of the figures that are measured on a split."""
+    """The names of the figures that are measured on a split; methods are compared by the second."""
     return ("loss", "perplexity") if task == "text" else ("loss", "top1", "top5")
 
 
 def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, float]:
     """The figures of the present weights: validation (known) and, with ``test``, the test set."""
-    task = training.recipe.task
-    valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(task)}
+    valid = {f"valid_{name}": row[f"valid_{name}"] for name in measures(training.recipe.task)}
     found = {name: value for name, value in valid.items() if value is not None}
     if test:
-        figures = evaluate(training.own, training.data.eval_batches("test"), task)
+        figures = training.evaluated("test")
         if not math.isfinite(figures["loss"]):
             raise DivergedError(f"the test loss is {figures['loss']} after epoch {row['epoch']}")
         found |= {f"test_{name}": value for name, value in figures.items()}
@@ -36,9 +35,8 @@ def figures(training: Training, row: dict[str, Any], test: bool) -> dict[str, fl
 
 def curve(training: Training) -> dict[str, float]:
     """The test accuracy after an epoch, for the curve."""
-    task = training.recipe.task
-    key = "perplexity" if task == "text" else "top1"
-    return {f"test_{key}": evaluate(training.own, training.data.eval_batches("test"), task)[key]}
+    key = measures(training.recipe.task)[1]
+    return {f"test_{key}": training.evaluated("test")[key]}
 
 
 def robust(training: Training, which: str, test: bool) -> dict[str, float]:
@@ -50,12 +48,8 @@ def robust(training: Training, which: str, test: bool) -> dict[str, float]:
     text = recipe.task == "text"
     if not (test and recipe.robustness and which == ("best" if text else "last")):
         return {}
-    key = "perplexity" if text else "top1"
-
-    def measure() -> float:
-        return evaluate(training.own, training.data.eval_batches("test"), recipe.task)[key]
-
-    found = robustness(training.bare, measure, training.seed)
+    key = measures(recipe.task)[1]
+    found = robustness(training.bare, lambda: training.evaluated("test")[key], training.seed)
     return {f"test_{key}_{name}": value for name, value in found.items()} | rises(training)
 
 
@@ -85,7 +79,5 @@ def rises(training: Training) -> dict[str, float]:
 
 def train_loss(training: Training) -> float:
     """The plain cross-entropy in eval mode, as on the other splits; text from its start."""
-    task = training.recipe.task
-    most = LOSS_TOKENS if task == "text" else LOSS_EXAMPLES
-    batches = training.data.eval_batches("train", most)
-    return evaluate(training.own, batches, task)["loss"]
+    most = LOSS_TOKENS if training.recipe.task == "text" else LOSS_EXAMPLES
+    return training.evaluated("train", most)["loss"]

@@ -33,11 +33,6 @@ class Preset:
     rows: tuple[Row, ...]
     help: str
 
-    @property
-    def methods(self) -> list[str]:
-        """The methods of the rows, each once."""
-        return list(dict.fromkeys(row.method for row in self.rows))
-
 
 def preset(name: str, small: bool = False) -> Preset:
     """The preset of this name; ``small``: on the ``-small`` recipe of its experiment."""
@@ -88,6 +83,7 @@ DEMO = (
 
 # --- the grids --------------------------------------------------------------------------------
 
+Grids = dict[str, Sequence[str]]
 DECADES = ("0.0001", "0.001", "0.01", "0.1")
 HALVES = ("0.001", "0.005", "0.01", "0.05", "0.1")
 PROBES, PROBS = (1, 5, 10), ("0.01", "0.05")
@@ -95,16 +91,13 @@ RATES = ("0.001", "0.01", "0.1", "0.5", "1", "10", "20", "40")
 DROPOUTS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5")
 
 
-def _weights(**grids: Sequence[str]) -> list[str]:
-    """The baseline, and each method with each weight."""
-    return [
-        "weight-decay",
-        *(f"{m.replace('_', '-')}(weight={w})" for m, grid in grids.items() for w in grid),
-    ]
-
-
 def _rows(methods: Sequence[str]) -> tuple[Row, ...]:
     return tuple(map(Row, methods))
+
+
+def _weights(grids: Grids) -> tuple[Row, ...]:
+    """The baseline, and each method with each weight."""
+    return _rows(["weight-decay", *(f"{m}(weight={w})" for m, ws in grids.items() for w in ws)])
 
 
 def _over(field: str, values: Sequence[str]) -> tuple[Row, ...]:
@@ -117,7 +110,15 @@ def _dropped(methods: Sequence[str]) -> tuple[Row, ...]:
     return _rows(["weight-decay", "dropout", *(f"{m}+dropout" for m in methods[1:])])
 
 
-_TEXT = {"confidence_penalty": HALVES, "label_smoothing": HALVES, "seht_d": HALVES}
+_TRIED = "the weights tried on"
+_IMAGES: Grids = {"seht-h": DECADES, "seht-d": DECADES}
+_TEXT: Grids = {"confidence-penalty": HALVES, "label-smoothing": HALVES}
+_HALF: Grids = {"seht-d": HALVES}
+_WIDE: Grids = {"seht-d": DECADES, "confidence-penalty": DECADES, "label-smoothing": DECADES}
+_DRAWS = ["weight-decay"] + [
+    f"seht-d(weight=0.001,probes={k},prob={p})" for k in PROBES for p in PROBS
+]
+_LSTM, _GRU = "wikitext2-lstm", "wikitext2-gru"
 
 PRESETS: dict[str, Preset] = {
     p.name: p
@@ -125,56 +126,18 @@ PRESETS: dict[str, Preset] = {
         Preset("demo", "digits-noisy", _rows(DEMO), "wrong labels: what the trace is for"),
         Preset("table1", "cifar10", _rows(_table("table1")), "CIFAR-10, ResNet-18"),
         Preset("table2", "cifar100", _rows(_table("table2")), "CIFAR-100, WRN-28-10"),
-        Preset("table3", "wikitext2-lstm", _rows(_table("table3")), "WikiText-2, LSTM"),
-        Preset("table4", "wikitext2-gru", _rows(_table("table4")), "WikiText-2, GRU"),
+        Preset("table3", _LSTM, _rows(_table("table3")), "WikiText-2, LSTM"),
+        Preset("table4", _GRU, _rows(_table("table4")), "WikiText-2, GRU"),
         Preset("figure1", "cifar10", _rows(FIGURE1), "convergence on CIFAR-10"),
-        Preset(
-            "weight-cifar10",
-            "cifar10",
-            _rows(
-                _weights(
-                    seht_h=DECADES,
-                    seht_d=DECADES,
-                    confidence_penalty=HALVES,
-                    label_smoothing=HALVES,
-                )
-            ),
-            "the weights tried on CIFAR-10",
-        ),
-        Preset(
-            "weight-cifar100",
-            "cifar100",
-            _rows(_weights(seht_d=DECADES, confidence_penalty=DECADES, label_smoothing=DECADES)),
-            "the weights tried on CIFAR-100",
-        ),
-        Preset(
-            "weight-lstm",
-            "wikitext2-lstm",
-            _rows(_weights(**_TEXT)),
-            "the weights tried on the LSTM",
-        ),
-        Preset(
-            "weight-gru", "wikitext2-gru", _rows(_weights(**_TEXT)), "the weights tried on the GRU"
-        ),
-        Preset(
-            "probes-prob",
-            "cifar10",
-            _rows(
-                [
-                    "weight-decay",
-                    *(f"seht-d(weight=0.001,probes={k},prob={p})" for k in PROBES for p in PROBS),
-                ]
-            ),
-            "SEHT-D's maxIter x p on CIFAR-10",
-        ),
-        Preset("lr-lstm", "wikitext2-lstm", _over("optim.lr", RATES), "the LSTM's learning rates"),
-        Preset("lr-gru", "wikitext2-gru", _over("optim.lr", RATES), "the GRU's learning rates"),
-        Preset(
-            "dropout-lstm", "wikitext2-lstm", _over("model.dropout", DROPOUTS), "the LSTM's dropout"
-        ),
-        Preset(
-            "dropout-gru", "wikitext2-gru", _over("model.dropout", DROPOUTS), "the GRU's dropout"
-        ),
+        Preset("weight-cifar10", "cifar10", _weights(_IMAGES | _TEXT), f"{_TRIED} CIFAR-10"),
+        Preset("weight-cifar100", "cifar100", _weights(_WIDE), f"{_TRIED} CIFAR-100"),
+        Preset("weight-lstm", _LSTM, _weights(_TEXT | _HALF), f"{_TRIED} the LSTM"),
+        Preset("weight-gru", _GRU, _weights(_TEXT | _HALF), f"{_TRIED} the GRU"),
+        Preset("probes-prob", "cifar10", _rows(_DRAWS), "SEHT-D's maxIter x p on CIFAR-10"),
+        Preset("lr-lstm", _LSTM, _over("optim.lr", RATES), "the LSTM's learning rates"),
+        Preset("lr-gru", _GRU, _over("optim.lr", RATES), "the GRU's learning rates"),
+        Preset("dropout-lstm", _LSTM, _over("model.dropout", DROPOUTS), "the LSTM's dropout"),
+        Preset("dropout-gru", _GRU, _over("model.dropout", DROPOUTS), "the GRU's dropout"),
         Preset("with-dropout", "cifar100", _dropped(_table("table2")), "table 2 with Dropout"),
     )
 }

@@ -17,7 +17,7 @@ from seht.errors import NonFiniteError
 from seht.lab import checkpoint, ending
 from seht.lab.ending import DivergedError, measures
 from seht.lab.epochs import score
-from seht.lab.evaluate import TRACE_EXAMPLES, evaluate, flatness, in_float
+from seht.lab.evaluate import TRACE_EXAMPLES, flatness, in_float
 from seht.lab.events import Events
 from seht.lab.locks import alone
 from seht.lab.places import check_run
@@ -144,9 +144,7 @@ class _Loop:
         """Validate, write the epoch's row, keep the weights if they are the best so far."""
         means = self.look(training)
         task, number = training.recipe.task, training.epoch + 1
-        valid = self.ranks.lead(
-            lambda: evaluate(training.own, training.data.eval_batches("valid"), task)
-        )
+        valid = self.ranks.lead(lambda: training.evaluated("valid"))
         if valid and not math.isfinite(valid["loss"]):
             raise DivergedError(f"the validation loss is {valid['loss']} in epoch {number}")
         row = {

@@ -11,7 +11,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seht.lab import refit
@@ -97,7 +96,18 @@ def best(
     before = 0 if decay is None else found.runs[decay.name]
     later = [[entry.with_decay(weight) for entry in row] for row in grid]
     winners |= {i: found.winner(row, before) for i, row in found.all(later, over_decay=True)}
-    write(comparison.out, found.table, chosen, found.runs)
+    write_json(
+        comparison.out / "grid.json",
+        {
+            "about": (
+                "score: mean validation top-1, then minus the mean validation loss, on labels as "
+                "noisy as the training ones; runs: trainings that the choice of a method took"
+            ),
+            "seeds": list(chosen),
+            "runs": found.runs,
+            "candidates": found.table,
+        },
+    )
     return list({winners[i].slug: winners[i] for i in range(len(grid))}.values())
 
 
@@ -166,21 +176,3 @@ def score(results: Sequence[Result]) -> tuple[float, float]:
     top1 = sum(metrics.get("valid_top1", 0.0) for metrics in found) / len(found)
     # A record that has lost its loss loses the comparison, too.
     return top1, -sum(metrics.get("valid_loss", math.inf) for metrics in found) / len(found)
-
-
-def write(
-    directory: Path, table: list[dict[str, Any]], seeds: Sequence[int], runs: dict[str, int]
-) -> None:
-    """``grid.json``."""
-    write_json(
-        directory / "grid.json",
-        {
-            "about": (
-                "score: mean validation top-1, then minus the mean validation loss, on labels as "
-                "noisy as the training ones; runs: trainings that the choice of a method took"
-            ),
-            "seeds": list(seeds),
-            "runs": runs,
-            "candidates": table,
-        },
-    )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from seht.lab.config import Recipe
+from seht.lab.evaluate import evaluate
 from seht.lab.held_out import ValidationBatches
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import detached, make_closure, plain_loss
@@ -111,10 +112,6 @@ class Training:
         torch.manual_seed(mix(self.seed, self.epoch + 1))
         self.hidden, self.sums = None, {}
         self.loss.zero_()
-        self.set_rate(lr)
-
-    def set_rate(self, lr: float) -> None:
-        """Set the learning rate of every group of the optimiser."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -168,6 +165,10 @@ class Training:
         return means | {
             name: figure / self.ranks.count for name, figure in zip(self.sums, rest, strict=True)
         }
+
+    def evaluated(self, split: str, limit: int | None = None) -> dict[str, float]:
+        """The figures of a split, of the present weights."""
+        return evaluate(self.own, self.data.eval_batches(split, limit), self.recipe.task)
 
     # --- state --------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ def text(count: int, words: int, length: int, draw: torch.Generator) -> Batch:
 # --- cases ------------------------------------------------------------------------------------
 
 Sizes = dict[str, Any]
+SCALES = ("full", "medium", "small", "mini", "tiny")
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Case:
     """The rows it is there for; None: all."""
     adamw: bool = False
     """Whether it is trained by AdamW, which has two numbers for each weight."""
+    seconds: tuple[float, float] = (60.0, 10.0)
+    """For its timing: of a whole benchmark, and of a fast one."""
 
     def describe(self, scale: str) -> str:
         """The sizes in words."""
@@ -147,21 +151,13 @@ def _text(batch: int, draw: torch.Generator, *, vocabulary: int, length: int) ->
     return text(batch, vocabulary, length, draw)
 
 
-def _grouped(**sizes: Any) -> nn.Module:
-    """The examples of a batch have nothing to do with each other, as SEHT-S wants it."""
-    return models.resnet18(norm="group", **sizes)
-
-
-def _wide(**sizes: Any) -> nn.Module:
-    return models.WideResNet(classes=10, **sizes)
-
-
-def _lstm(**sizes: Any) -> nn.Module:
-    return models.RecurrentLM("lstm", embedding=sizes["hidden"], **sizes)
-
-
-def _mlp(width: int) -> nn.Module:
-    return models.MLP(28 * 28, width, width, 10)
+def _scaled(batch: Sequence[int], **sizes: Sequence[int | None]) -> dict[str, Any]:
+    """The model's sizes and the batch at each scale; ``None`` leaves a size at its default."""
+    rows = [
+        {name: value for name, value in zip(sizes, row, strict=True) if value is not None}
+        for row in zip(*sizes.values(), strict=True)
+    ]
+    return {k: (row, {}, count) for k, row, count in zip(SCALES, rows, batch, strict=True)}
 
 
 def _lm(words: int, length: int, batch: int, **model: Any) -> tuple[Sizes, Sizes, int]:
@@ -192,21 +188,21 @@ def _adapted(**sizes: Any) -> nn.Module:
     return model
 
 
-_VOCABULARY: dict[str, tuple[Sizes, Sizes, int]] = {
-    "full": _lm(50257, 256, 4, context=256, width=256, layers=4),
-    "medium": _lm(1000, 64, 4, context=64, width=64, layers=2),
-    "small": _lm(200, 32, 4, context=32, width=32, layers=2),
-    "mini": _lm(200, 16, 4, context=16, width=16, layers=2),
-    "tiny": _lm(40, 8, 4, context=8, width=8, layers=1, heads=2),
-}
 _LARGE = Case(
     "small GPT with the vocabulary of GPT-2",
     models.GPT,
     _text,
     1,
-    _VOCABULARY,
+    {
+        "full": _lm(50257, 256, 4, context=256, width=256, layers=4),
+        "medium": _lm(1000, 64, 4, context=64, width=64, layers=2),
+        "small": _lm(200, 32, 4, context=32, width=32, layers=2),
+        "mini": _lm(200, 16, 4, context=16, width=16, layers=2),
+        "tiny": _lm(40, 8, 4, context=8, width=8, layers=1, heads=2),
+    },
     rows=frozenset({"plain", "ggn/scalar", "ggn/lean", "hessian/lean"}),
     adamw=True,
+    seconds=(240.0, 25.0),
 )
 
 CASES: dict[str, Case] = {
@@ -215,45 +211,38 @@ CASES: dict[str, Case] = {
         models.resnet18,
         _images(3, 32),
         0,
-        {
-            "full": ({"width": 64}, {}, 32),
-            "medium": ({"width": 32}, {}, 32),
-            "small": ({"width": 8}, {}, 32),
-            "mini": ({"width": 8}, {}, 8),
-            "tiny": ({"width": 4}, {}, 8),
-        },
+        _scaled((32, 32, 32, 8, 8), width=(64, 32, 8, 8, 4)),
         compiled=True,
+        seconds=(580.0, 50.0),
     ),
     "resnet18-group": Case(
         "ResNet-18 with GroupNorm",
-        _grouped,
+        # The examples of a batch have nothing to do with each other, as SEHT-S wants it.
+        partial(models.resnet18, norm="group"),
         _images(3, 32),
         0,
-        {
-            "full": ({"width": 32}, {}, 128),
-            "medium": ({"width": 16}, {}, 128),
-            "small": ({"width": 8}, {}, 128),
-            "mini": ({"width": 8}, {}, 8),
-            "tiny": ({"width": 4}, {}, 8),
-        },
+        _scaled((128, 128, 128, 8, 8), width=(32, 16, 8, 8, 4)),
         rows=frozenset({"plain", "hessian/scalar", "hessian/s", "ggn/scalar", "ggn/s", "sam"}),
+        seconds=(120.0, 20.0),
     ),
     "wrn": Case(
         "Wide ResNet",
-        _wide,
+        partial(models.WideResNet, classes=10),
         _images(3, 32),
         0,
-        {
-            "full": ({"depth": 16, "factor": 4}, {}, 16),
-            "medium": ({"depth": 16, "factor": 2}, {}, 16),
-            "small": ({"depth": 10, "factor": 1}, {}, 32),
-            "mini": ({"depth": 10, "factor": 1, "width": 8}, {}, 8),
-            "tiny": ({"depth": 10, "factor": 1, "width": 4}, {}, 8),
-        },
+        _scaled(
+            (16, 16, 32, 8, 8),
+            depth=(16, 16, 10, 10, 10),
+            factor=(4, 2, 1, 1, 1),
+            width=(None, None, None, 8, 4),
+        ),
+        seconds=(120.0, 15.0),
     ),
     "lstm": Case(
         "2-layer LSTM language model",
-        _lstm,
+        lambda hidden, **sizes: models.RecurrentLM(
+            "lstm", embedding=hidden, hidden=hidden, **sizes
+        ),
         _text,
         1,
         {
@@ -263,6 +252,7 @@ CASES: dict[str, Case] = {
             "mini": _lm(100, 12, 12, hidden=32),
             "tiny": _lm(20, 6, 8, hidden=8),
         },
+        seconds=(110.0, 15.0),
     ),
     "gpt": Case(
         "small GPT",
@@ -276,20 +266,18 @@ CASES: dict[str, Case] = {
             "mini": _lm(64, 16, 8, context=16, width=32, layers=2),
             "tiny": _lm(16, 8, 4, context=8, width=8, layers=1, heads=2),
         },
+        seconds=(90.0, 10.0),
     ),
     "mlp": Case(
         "MLP",
-        _mlp,
+        lambda width: models.MLP(28 * 28, width, width, 10),
         _images(1, 28),
         0,
-        {
-            "full": ({"width": 512}, {}, 128),
-            "medium": ({"width": 256}, {}, 128),
-            "small": ({"width": 48}, {}, 128),
-            "mini": ({"width": 32}, {}, 64),
-            "tiny": ({"width": 6}, {}, 16),
-        },
+        _scaled((128, 128, 128, 64, 16), width=(512, 256, 48, 32, 6)),
+        seconds=(15.0, 3.0),
     ),
     "gpt-large-vocabulary": _LARGE,
-    "gpt-large-vocabulary-lora": replace(_LARGE, title="LoRA on the same", build=_adapted),
+    "gpt-large-vocabulary-lora": replace(
+        _LARGE, title="LoRA on the same", build=_adapted, seconds=(180.0, 20.0)
+    ),
 }

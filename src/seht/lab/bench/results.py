@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from seht.lab.bench.cases import CASES
 from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.timing import Timing
 
@@ -24,16 +25,7 @@ class Settings:
     rounds: int = 15
     slow_rounds: int = 3
     budgets: dict[str, float] = field(
-        default_factory=lambda: {
-            "resnet18": 580.0,
-            "resnet18-group": 120.0,
-            "wrn": 120.0,
-            "lstm": 110.0,
-            "gpt": 90.0,
-            "mlp": 15.0,
-            "gpt-large-vocabulary": 240.0,
-            "gpt-large-vocabulary-lora": 180.0,
-        }
+        default_factory=lambda: {name: case.seconds[0] for name, case in CASES.items()}
     )
     """Seconds for the timing of each model; rounds end there."""
     train: int = 60
@@ -56,16 +48,7 @@ FAST = replace(
     variance_scale="mini",
     rounds=3,
     slow_rounds=1,
-    budgets={
-        "resnet18": 50.0,
-        "resnet18-group": 20.0,
-        "wrn": 15.0,
-        "lstm": 15.0,
-        "gpt": 10.0,
-        "mlp": 3.0,
-        "gpt-large-vocabulary": 25.0,
-        "gpt-large-vocabulary-lora": 20.0,
-    },
+    budgets={name: case.seconds[1] for name, case in CASES.items()},
     train=20,
     error_draws=1,
     variance_draws=24,

@@ -41,8 +41,6 @@ class FisherStep(Runner):
     tr(G): the draw depends on the weights too, and that part is missing.
     """
 
-    penalised = True
-
     def __init__(self, problem: Problem, weight: float = 1e-6) -> None:
         super().__init__(problem, weight)
         self._draw = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import seht
@@ -79,12 +80,9 @@ def _penalties(curvature: str) -> list[BenchRow]:
             key(name), label, make, truth, curvature, **{"same_draws": key(name), **rest}
         )
 
-    def fused(problem: Problem, weight: float) -> Runner:
-        return runners.Fused(problem, weight, estimator=seht.SehtH(), curvature=curvature)
-
     short, scalar, lean = 2.0 if ggn else 3.0, "penalty(closure)", "penalty.backward(closure)"
     five, truth = seht.SehtH(probes=5), RowTruth(f"{curvature} {{}}", _penalty(curvature=curvature))
-    nested = "nested autograd"
+    nested, fused = "nested autograd", partial(runners.Fused, curvature=curvature)
     plain: Options = {"slow": True, "same_draws": one}
     return [
         BenchRow(key("fused"), f"{nested}, fused operators", fused, truth, curvature, slow=True),

@@ -32,7 +32,6 @@ class Runner:
 
     chance = 1.0
     """The probability that a step draws anything."""
-    penalised = False
 
     def __init__(self, problem: Problem, weight: float = 1e-6) -> None:
         self.problem, self.weight = problem, weight
@@ -77,8 +76,6 @@ class Runner:
 
 class Penalty(Runner):
     """:class:`seht.HessianTrace` in one of its two forms."""
-
-    penalised = True
 
     def __init__(
         self,
@@ -154,10 +151,6 @@ class Penalty(Runner):
         keep = self._estimator.keep if isinstance(self._estimator, seht.SehtD) else 1.0
         return float((1 - keep) ** self._count)
 
-    def layers(self, draw: int) -> tuple[int, ...]:
-        """The layers that are drawn in a draw."""
-        return _layers(self._estimator, self._count, draw)
-
     def drawn(self, count: int, shift: float = 0.5) -> list[int]:
         """So many draws with a layer in them, spread evenly over the order of their first layer."""
         if self._undrawn == 0:
@@ -176,16 +169,12 @@ class Penalty(Runner):
         return [(self._undrawn, empty), *((share, draw) for draw in drawn)]
 
 
-def _layers(estimator: Estimator, count: int, draw: int) -> tuple[int, ...]:
-    return estimator.layers(count, probes.layer_seed(probes.call_seed(0, draw)))
-
-
 @cache
 def _sorted_draws(estimator: Estimator, count: int) -> tuple[int, list[int]]:
     """A draw of nothing, and 200 of something in the order of their first layer."""
     empty, found, draw = 0, list[tuple[int, int]](), 0
     while len(found) < 200:
-        layers = _layers(estimator, count, draw)
+        layers = estimator.layers(count, probes.layer_seed(probes.call_seed(0, draw)))
         if layers:
             found.append((layers[0], draw))
         else:
@@ -197,19 +186,9 @@ def _sorted_draws(estimator: Estimator, count: int) -> tuple[int, list[int]]:
 class Fused(Runner):
     """Nested autograd on the model's own fused operators: as most code does it, and wrong."""
 
-    penalised = True
-
-    def __init__(
-        self,
-        problem: Problem,
-        weight: float = 1e-6,
-        *,
-        estimator: Estimator,
-        curvature: str = "hessian",
-    ) -> None:
+    def __init__(self, problem: Problem, weight: float, curvature: str) -> None:
         super().__init__(problem, weight)
-        self.estimator, self.curvature = estimator, curvature
-        self._draw = 0
+        self.curvature, self._draw = curvature, 0
 
     def prepare(self, draw: int) -> None:
         """The same probes as :class:`Penalty`."""
@@ -221,7 +200,7 @@ class Fused(Runner):
             self.problem.model,
             self.problem.closure,
             probes.choose(self.problem.model),
-            self.estimator,
+            seht.SehtH(),
             probes.call_seed(0, self._draw),
             curvature=self.curvature,
         )

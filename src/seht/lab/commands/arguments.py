@@ -9,38 +9,30 @@ from collections.abc import Iterator
 from typing import Any
 
 from seht.commands.numbers import real
+from seht.commands.options import add_options
 
 _WIDTH, _COLUMN = 100, 38
 """Of the list of fields, and where its words begin."""
 
-
-def make_parser(commands: Any, name: str, text: str, about: str, epilog: str) -> Any:
-    """A command that takes any field of its recipe."""
-    return commands.add_parser(
-        name,
-        help=text,
-        description=about,
-        epilog=epilog,
-        allow_abbrev=False,
-        add_help=False,
-    )
+OWN_HELP: dict[str, Any] = {"allow_abbrev": False, "add_help": False}
+"""Of a command that takes any field of its recipe: :func:`add_shared` adds its help."""
+POWER = (
+    "--power SIZE",
+    "also say how many seeds a difference of that size needs, for example 1.0",
+    real(above=True),
+)
 
 
 def add_shared(parser: Any, default: str) -> None:
     """The options of both, and every field of a recipe."""
-    parser.add_argument("--out", metavar="DIR", help=f"for the results (default: {default})")
-    parser.add_argument("--data-dir", metavar="DIR", help="where to look for the data first")
-    parser.add_argument(
-        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda (default: auto)"
+    add_options(
+        parser,
+        ("--out DIR", f"for the results (default: {default})"),
+        ("--data-dir DIR", "where to look for the data first"),
+        ("--device NAME", "auto, cpu, cuda (default: auto)", str, "auto"),
+        ("--save-every SECONDS", "time between two checkpoints (default: 30)", real(), 30.0),
+        ("--retry", "run again what has failed"),
     )
-    parser.add_argument(
-        "--save-every",
-        type=real(),
-        default=30.0,
-        metavar="SECONDS",
-        help="time between two checkpoints (default: 30)",
-    )
-    parser.add_argument("--retry", action="store_true", help="run again what has failed")
     parser.add_argument(
         "-h",
         "--help",
@@ -52,16 +44,6 @@ def add_shared(parser: Any, default: str) -> None:
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*spellings, dest=f"field:{name}", default=None, help=argparse.SUPPRESS)
     parser.set_defaults(extras=True)
-
-
-def add_power(parser: Any) -> None:
-    """``--power``."""
-    parser.add_argument(
-        "--power",
-        type=real(above=True),
-        metavar="SIZE",
-        help="also say how many seeds a difference of that size needs, for example 1.0",
-    )
 
 
 def field_names() -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from seht.commands.numbers import COUNT, whole
+from seht.commands.options import add_command, add_options
 from seht.errors import UsageError
 
 BENCH = """\
@@ -17,29 +18,19 @@ progress goes to standard error. Leave the machine alone while it runs.
 
 def add_bench(commands: Any) -> None:
     """``seht bench``."""
-    parser = commands.add_parser(
-        "bench",
-        help="what each estimator costs, and how exact it is",
-        description=BENCH,
-    )
-    parser.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME",
-        help="one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)",
-    )
-    parser.add_argument("--fast", action="store_true", help="under five minutes, not an hour")
-    parser.add_argument("--repeats", type=whole(1, COUNT), metavar="N", help="rounds of timing")
-    parser.add_argument("--json", metavar="FILE", help="write every figure as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="plot cost against variance (.png, .svg)")
-    parser.add_argument("--out", metavar="FILE", help="write the Markdown there, too")
-    parser.add_argument(
-        "--join",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file of an earlier --json: its models go into the report and are not measured "
-        "again (may be repeated)",
+    text = "what each estimator costs, and how exact it is"
+    parser = add_command(commands, "bench", text, BENCH)
+    names = "one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)"
+    earlier = "a file of an earlier --json: its models go into the report and are not measured"
+    add_options(
+        parser,
+        ("--model NAME ...", names),
+        ("--fast", "under five minutes, not an hour"),
+        ("--repeats N", "rounds of timing", whole(1, COUNT)),
+        ("--json FILE", "write every figure as JSON"),
+        ("--plot FILE", "plot cost against variance (.png, .svg)"),
+        ("--out FILE", "write the Markdown there, too"),
+        ("--join FILE ...", f"{earlier} again (may be repeated)", str, []),
     )
     parser.set_defaults(run=run_bench, extra="lab")
 
@@ -50,15 +41,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
     from seht.lab.records import RunError
 
     try:
-        command = Command(
-            arguments.model,
-            arguments.fast,
-            arguments.repeats,
-            arguments.json,
-            arguments.plot,
-            arguments.out,
-            arguments.join,
-        )
+        names = ("model", "fast", "repeats", "json", "plot", "out", "join")
+        command = Command(*(getattr(arguments, name) for name in names))
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seht.commands.numbers import whole
+from seht.commands.options import add_command, add_options
 from seht.extras import need
-from seht.lab.commands.arguments import add_power, add_shared, make_parser
+from seht.lab.commands.arguments import OWN_HELP, POWER, add_shared
 from seht.lab.commands.reading import execution_of, read, told
 from seht.lab.commands.rows import rows_of
 
@@ -37,69 +38,32 @@ the candidates of one row.
 
 def add_compare(commands: Any) -> None:
     """``seht compare RECIPE``."""
-    parser = make_parser(
-        commands, "compare", "every method, several seeds: a table", COMPARE, COMPARE_EPILOG
-    )
+    text = "every method, several seeds: a table"
+    parser = add_command(commands, "compare", text, COMPARE, COMPARE_EPILOG, **OWN_HELP)
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="its name, for example digits")
-    parser.add_argument(
-        "--methods", metavar="A,B", help="the first is the baseline (default: all that fit)"
+    seeds = "seeds of the search, other ones than those that judge (default: 1)"
+    budget = "candidates that the search may try for a method (default: 7, or the paper's grid)"
+    refit = "after choosing and tuning on validation examples, train again with them included"
+    where = "where the runs go: processes here, or Ray tasks (default: local)"
+    needs = "ray: what a run needs (default: a CPU per thread, and a GPU if there are any)"
+    add_options(
+        parser,
+        ("--methods A,B", "the first is the baseline (default: all that fit)"),
+        ("--seeds N", "how many seeds (default: 5)", whole(1, 10_000), 5),
+        ("--first-seed N", "the first seed (default: 0)", whole(0, 10**9), 0),
+        POWER,
+        ("--preset NAME", "a prepared comparison: demo, table1, ..."),
+        ("--small", "the preset's recipe for CPUs"),
+        ("--grid", "search each method's settings on the validation split"),
+        ("--grid-seeds N", seeds, whole(1, 10_000), 1),
+        ("--budget N", budget, whole(1, 10_000)),
+        ("--refit", refit),
+        ("--jobs N", "runs at a time (default: 1)", whole(1, 1024), 1),
+        ("--engine {local,ray}", where, str, "local"),
+        ("--address HOST:PORT", "ray: the cluster's head (default: on this machine)"),
+        ("--resources-per-trial cpus=N,gpus=N", needs),
+        ("--no-cost", "do not time the steps"),
     )
-    parser.add_argument(
-        "--seeds",
-        type=whole(1, 10_000),
-        default=5,
-        metavar="N",
-        help="how many seeds (default: 5)",
-    )
-    parser.add_argument(
-        "--first-seed",
-        type=whole(0, 10**9),
-        default=0,
-        metavar="N",
-        help="the first seed (default: 0)",
-    )
-    add_power(parser)
-    parser.add_argument("--preset", metavar="NAME", help="a prepared comparison: demo, table1, ...")
-    parser.add_argument("--small", action="store_true", help="the preset's recipe for CPUs")
-    parser.add_argument(
-        "--grid", action="store_true", help="search each method's settings on the validation split"
-    )
-    parser.add_argument(
-        "--grid-seeds",
-        type=whole(1, 10_000),
-        default=1,
-        metavar="N",
-        help="seeds of the search, other ones than those that judge (default: 1)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=whole(1, 10_000),
-        metavar="N",
-        help="candidates that the search may try for a method (default: 7, or the paper's grid)",
-    )
-    parser.add_argument(
-        "--refit",
-        action="store_true",
-        help="after choosing and tuning on validation examples, train again with them included",
-    )
-    parser.add_argument(
-        "--jobs", type=whole(1, 1024), default=1, metavar="N", help="runs at a time (default: 1)"
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="where the runs go: processes here, or Ray tasks (default: local)",
-    )
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="ray: the cluster's head (default: on this machine)"
-    )
-    parser.add_argument(
-        "--resources-per-trial",
-        metavar="cpus=N,gpus=N",
-        help="ray: what a run needs (default: a CPU per thread, and a GPU if there are any)",
-    )
-    parser.add_argument("--no-cost", action="store_true", help="do not time the steps")
     add_shared(parser, "runs/RECIPE")
     parser.set_defaults(run=run_compare, extra="lab")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from seht.commands.options import add_command, add_options
 from seht.errors import UsageError
 from seht.extras import need
-from seht.lab.commands.arguments import add_power
+from seht.lab.commands.arguments import POWER
 
 REPORT = """\
 Write table.md, table.csv and the self-contained page report.html into a comparison's directory, and
@@ -17,13 +18,8 @@ print the table. Also works while a comparison is running: what is not done yet 
 
 def add_report(commands: Any) -> None:
     """``seht report DIR``."""
-    parser = commands.add_parser(
-        "report",
-        help="the table and the page of a comparison",
-        description=REPORT,
-    )
-    parser.add_argument("directory", metavar="DIR", help="what `seht compare --out` was given")
-    add_power(parser)
+    parser = add_command(commands, "report", "the table and the page of a comparison", REPORT)
+    add_options(parser, ("directory DIR", "what `seht compare --out` was given"), POWER)
     parser.set_defaults(run=run_report, extra="lab")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from seht.commands.numbers import SEED, whole
+from seht.commands.options import add_command, add_options
 from seht.extras import need
-from seht.lab.commands.arguments import add_shared, make_parser
+from seht.lab.commands.arguments import OWN_HELP, add_shared
 from seht.lab.commands.reading import chosen_recipe, execution_of, read, told
 
 TRAIN = """\
@@ -27,20 +28,14 @@ Every field of the recipe is an option; --settings.METHOD.OPTION VALUE sets a me
 
 def add_train(commands: Any) -> None:
     """``seht train RECIPE --method M``."""
-    parser = make_parser(commands, "train", "train one method", TRAIN, TRAIN_EPILOG)
-    parser.add_argument("recipe", metavar="RECIPE", help="its name, for example digits")
-    parser.add_argument(
-        "--method", default="weight-decay", metavar="M", help="the method (default: weight-decay)"
-    )
-    parser.add_argument(
-        "--seed", type=whole(0, SEED), default=0, metavar="N", help="the run's seed (default: 0)"
-    )
-    parser.add_argument(
-        "--devices",
-        type=whole(1, 1024),
-        default=1,
-        metavar="N",
-        help="processes that share every batch (DDP), one for each device (default: 1)",
+    parser = add_command(commands, "train", "train one method", TRAIN, TRAIN_EPILOG, **OWN_HELP)
+    several = "processes that share every batch (DDP), one for each device (default: 1)"
+    add_options(
+        parser,
+        ("recipe RECIPE", "its name, for example digits"),
+        ("--method M", "the method (default: weight-decay)", str, "weight-decay"),
+        ("--seed N", "the run's seed (default: 0)", whole(0, SEED), 0),
+        ("--devices N", several, whole(1, 1024), 1),
     )
     add_shared(parser, "runs/train/RECIPE/METHOD/seed-N")
     parser.set_defaults(run=run_train, extra="lab")

@@ -5,27 +5,19 @@ The pixels are those of the recipe's original order: pad with black, crop, flip,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Draws:
+class Draws(NamedTuple):
     """The random choices for some images: one entry each."""
 
     dy: Tensor
     """Rows cut off above, of the padded image: 0 .. 2 * padding."""
     dx: Tensor
     flip: Tensor
-
-    def __getitem__(self, part: slice) -> Draws:
-        return Draws(self.dy[part], self.dx[part], self.flip[part])
-
-    def to(self, device: torch.device) -> Draws:
-        """The same on another device."""
-        return Draws(self.dy.to(device), self.dx.to(device), self.flip.to(device))
 
 
 def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> Draws:

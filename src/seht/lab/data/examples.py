@@ -77,12 +77,14 @@ class Examples:
         x, y, places = self._splits["train"]
         random = generator(self._seed, "epoch", epoch)
         order = places[torch.randperm(len(places), generator=random).to(x.device)]
-        draws = augment.draw(len(order), config.crop, config.flip, random).to(x.device)
+        drawn = augment.draw(len(order), config.crop, config.flip, random)
+        drawn = augment.Draws(*(choice.to(x.device) for choice in drawn))
         for first in range(start * size, len(order), size):
             part = slice(first, first + size)
             batch = x[order[part]]
             if config.crop or config.flip:
-                batch = augment.crop_flip(batch, config.crop, draws[part])
+                draws = augment.Draws(*(choice[part] for choice in drawn))
+                batch = augment.crop_flip(batch, config.crop, draws)
             yield Batch(self._normalise(batch), y[order[part]])
 
     def eval_batches(self, split: str, limit: int | None = None) -> Iterator[Batch]:

@@ -36,18 +36,15 @@ def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str,
         raise DataError(unknown("data set", name, SOURCES))
     source, places = SOURCES[name], _places(data_dir)
     for place in places:
-        paths = {key: place / file.path for key, file in source.files.items()}
-        if any(path.exists() for path in paths.values()):
-            for key, path in paths.items():
-                verify(path, source.files[key].hash)
-            return paths
+        if any((place / file.path).exists() for file in source.files.values()):
+            return _verified(place, source)
         if source.archive and (place / source.archive.name).exists():
             if not _complete(cache(), source):
                 _extract(place / source.archive.name, source, cache())
-            return _below(cache(), source)
+            return _verified(cache(), source)
     if not _complete(cache(), source):
         _fetch(name, source, cache(), places)
-    return _below(cache(), source)
+    return _verified(cache(), source)
 
 
 def named(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -103,7 +100,7 @@ def _places(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     return places
 
 
-def _below(directory: Path, source: Source) -> dict[str, Path]:
+def _verified(directory: Path, source: Source) -> dict[str, Path]:
     paths = {key: directory / file.path for key, file in source.files.items()}
     for key, path in paths.items():
         verify(path, source.files[key].hash)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from seht.lab.config import Recipe
@@ -93,10 +92,6 @@ class LinBreg(Optimizer):
                         state["momentum"] = torch.zeros_like(p)
                     change = state["momentum"].mul_(group["momentum"]).add_(change)
                 state["dual"].sub_(change, alpha=group["lr"])
-                p.copy_(soft_threshold(delta * state["dual"], delta * weight))
+                x = delta * state["dual"]
+                p.copy_(x.sign() * (x.abs() - delta * weight).clamp_min(0))
         return loss
-
-
-def soft_threshold(x: Tensor, threshold: float) -> Tensor:
-    """``sign(x) max(|x| - threshold, 0)``."""
-    return x.sign() * (x.abs() - threshold).clamp_min(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seht import probes as draw
 from seht.lab.methods.base import Closure, Method, Run
@@ -55,11 +55,41 @@ class Nso(Method):
         return draw.call_seed(self.run_seed, *divmod(self.calls, self.passes_of_a_step))
 
     def mean(self, closure: Closure) -> tuple[Tensor, Any]:
-        """The objective, its gradient computed, and aux of the first pass."""
-        found = _mean(self.model, self.tensors, closure, self.sigma, self.probes, self.seed)
-        total, aux, self.last = found
+        """The objective, its gradient computed, and aux of the first pass.
+
+        It keeps sigma u . (g(w + sigma u) - g(w - sigma u)) / 4, averaged over probes.
+        """
+        leaves = list(self.tensors.values())
+        random, weights = RandomState(leaves), Weights(self.tensors)
+        start, end = random.read(), None
+        share = 1 / (2 * self.probes)
+        total: Gradient = []
+        losses, slopes, aux, first = [], [], None, None
+        for k in range(self.probes):
+            noise = {
+                name: draw.gaussian(w.shape, draw.entry_seed(self.seed, k, place), w.device)
+                for place, (name, w) in enumerate(self.tensors.items())
+            }
+            for side in (self.sigma, -self.sigma):
+                if first is not None:
+                    random.begin(start)
+                with BorrowedBuffers(self.model) as buffers, weights.moved(noise, side):
+                    loss, given = closure()
+                    part: Gradient = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+                if first is None:
+                    aux, first, end = given, buffers, random.end()
+                pairs = zip(part, noise.values(), strict=True)
+                along = [(g * u).sum().double() for g, u in pairs if g is not None]
+                losses.append(loss.detach().double())
+                slopes.append(torch.stack(along).sum() * side)
+                total = add(total, times(part, share))
+        assert first is not None and end is not None
+        random.finish(end)
+        first.commit()
         self.calls += 1
-        return total, aux
+        self.last = torch.stack(slopes).sum() * share / 2
+        mean = (torch.stack(losses).sum() * share).to(loss.dtype)
+        return handed_out(mean, total, leaves), aux
 
     def log(self) -> dict[str, float]:
         """What the noise adds, by the slopes at its ends."""
@@ -76,43 +106,3 @@ class Nso(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self.calls = state["calls"]
-
-
-def _mean(
-    model: nn.Module,
-    tensors: dict[str, Tensor],
-    closure: Closure,
-    sigma: float,
-    probes: int,
-    seed: int,
-) -> tuple[Tensor, Any, Tensor]:
-    """Objective, aux, and sigma u . (g(w + sigma u) - g(w - sigma u)) / 4, averaged over probes."""
-    leaves = list(tensors.values())
-    random, weights = RandomState(leaves), Weights(tensors)
-    start, end = random.read(), None
-    share = 1 / (2 * probes)
-    total: Gradient = []
-    losses, slopes, aux, first = [], [], None, None
-    for k in range(probes):
-        noise = {
-            name: draw.gaussian(w.shape, draw.entry_seed(seed, k, place), w.device)
-            for place, (name, w) in enumerate(tensors.items())
-        }
-        for side in (sigma, -sigma):
-            if first is not None:
-                random.begin(start)
-            with BorrowedBuffers(model) as buffers, weights.moved(noise, side):
-                loss, given = closure()
-                part: Gradient = list(torch.autograd.grad(loss, leaves, allow_unused=True))
-            if first is None:
-                aux, first, end = given, buffers, random.end()
-            pairs = zip(part, noise.values(), strict=True)
-            along = [(g * u).sum().double() for g, u in pairs if g is not None]
-            losses.append(loss.detach().double())
-            slopes.append(torch.stack(along).sum() * side)
-            total = add(total, times(part, share))
-    assert first is not None and end is not None
-    random.finish(end)
-    first.commit()
-    mean = (torch.stack(losses).sum() * share).to(loss.dtype)
-    return handed_out(mean, total, leaves), aux, torch.stack(slopes).sum() * share / 2

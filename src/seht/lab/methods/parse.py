@@ -53,10 +53,6 @@ class Spec:
             )
         )
 
-    def fits(self, task: str) -> bool:
-        """Whether every part makes sense for a task."""
-        return all(task in METHODS[name].tasks for name, _ in self.parts)
-
     def build(self, recipe: Recipe) -> Combined:
         """The methods for a recipe: its settings go before defaults, the user's before both."""
         made: dict[str, Method] = {}

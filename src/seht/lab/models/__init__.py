@@ -52,26 +52,16 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
     Its weights are drawn from torch's global random state: seed it before. That the network fits
     the data at all is checked with the recipe.
     """
+
+    def own(*names: str) -> dict[str, Any]:
+        return {name: getattr(config, name) for name in names}
+
     if config.name == "gpt":
-        return GPT(
-            vocabulary=data.classes,
-            context=data.context,
-            width=config.embedding,
-            layers=config.layers,
-            heads=config.heads,
-            dropout=config.dropout,
-        )
+        sizes = {"vocabulary": data.classes, "context": data.context, "width": config.embedding}
+        return GPT(**sizes, **own("layers", "heads", "dropout"))
     if config.name in MODELS["text"]:
-        return RecurrentLM(
-            config.name,
-            vocabulary=data.classes,
-            embedding=config.embedding,
-            hidden=config.hidden,
-            layers=config.layers,
-            dropout=config.dropout,
-            init=config.init,
-            init_all=config.init_all,
-        )
+        options = own("embedding", "hidden", "layers", "dropout", "init", "init_all")
+        return RecurrentLM(config.name, vocabulary=data.classes, **options)
     if config.name in MODELS["features"]:
         linear = config.name == "lite0-linear"
         return Lite0Top(classes=data.classes, dropout=config.dropout, linear=linear)
@@ -82,13 +72,7 @@ def build(config: ModelConfig, data: Data) -> nn.Module:
     if config.name == "mlp":
         inner = [config.width] * config.layers
         return MLP(channels, *inner, data.classes, dropout=config.dropout)
-    options: dict[str, Any] = {
-        "classes": data.classes,
-        "channels": channels,
-        "width": config.width,
-        "dropout": config.dropout,
-        "norm": config.norm,
-    }
+    options = {"classes": data.classes, "channels": channels, **own("width", "dropout", "norm")}
     if config.name == "resnet18":
         return resnet18(**options)
     if config.name == "wrn":

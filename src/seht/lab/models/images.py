@@ -6,11 +6,28 @@ everything between the stem and the head, so that its output is the last feature
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from seht.lab.models.parts import activated, conv, normed
+
+
+def stages(
+    block: type[nn.Module], inputs: int, sizes: Sequence[int], counts: Sequence[int], *options: Any
+) -> nn.Sequential:
+    """Groups of blocks of these sizes; each but the first halves height and width."""
+    found = nn.Sequential()
+    for place, (outputs, count) in enumerate(zip(sizes, counts, strict=True)):
+        group = nn.Sequential()
+        for number in range(count):
+            stride = 2 if place > 0 and number == 0 else 1
+            group.append(block(inputs, outputs, stride, *options))
+            inputs = outputs
+        found.append(group)
+    return found
+
 
 # --- ResNet-18 --------------------------------------------------------------------------------
 
@@ -56,15 +73,9 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1, self.norm1 = conv(channels, width, 3), normed(norm, width)
         self.act = activated(activation)
-        self.layers, inputs = nn.Sequential(), width
-        for i, count in enumerate(blocks):
-            layer, outputs = nn.Sequential(), width * 2**i
-            for j in range(count):
-                stride = 2 if i > 0 and j == 0 else 1
-                layer.append(BasicBlock(inputs, outputs, stride, dropout, norm, activation))
-                inputs = outputs
-            self.layers.append(layer)
-        self.linear = nn.Linear(inputs, classes)
+        sizes = [width * 2**i for i in range(len(blocks))]
+        self.layers = stages(BasicBlock, width, sizes, blocks, dropout, norm, activation)
+        self.linear = nn.Linear(sizes[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
@@ -124,16 +135,10 @@ class WideResNet(nn.Module):
                 f"the depth of a Wide ResNet is 6n + 4 (10, 16, 22, 28 ...), not {depth}"
             )
         self.conv1 = conv(channels, width, 3)
-        self.layers, inputs = nn.Sequential(), width
-        for i in range(3):
-            layer, outputs = nn.Sequential(), width * factor * 2**i
-            for j in range(count):
-                stride = 2 if i > 0 and j == 0 else 1
-                layer.append(WideBlock(inputs, outputs, stride, dropout, norm, activation))
-                inputs = outputs
-            self.layers.append(layer)
-        self.norm, self.act = normed(norm, inputs), activated(activation)
-        self.linear = nn.Linear(inputs, classes)
+        sizes = [width * factor * 2**i for i in range(3)]
+        self.layers = stages(WideBlock, width, sizes, 3 * [count], dropout, norm, activation)
+        self.norm, self.act = normed(norm, sizes[-1]), activated(activation)
+        self.linear = nn.Linear(sizes[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""

@@ -65,11 +65,6 @@ class Difference:
         low, value, high = (_fixed(v, "+") for v in (self.low, self.value, self.high))
         return f"{value} [{low}, {high}]"
 
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
 
 def _fixed(value: float, sign: str = "") -> str:
     return f"{value:{sign},.2f}".replace("-", MINUS) if math.isfinite(value) else "not finite"

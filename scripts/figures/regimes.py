@@ -1,11 +1,11 @@
 """Does the tuned weight do harm? The tables of `docs/evidence/weight.md` that say so.
 
     python scripts/figures/regimes.py                         # the tables, from the records
-    python scripts/figures/regimes.py --rule lift --gather DIR DIR ... --underfit FILE
+    python scripts/figures/regimes.py --rule onset --gather DIR DIR ... --underfit FILE
 
 The records (`results/regimes.json.xz`) are runs of `docs/evidence/weight-protocol.md`: of folders
 that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did. A run that is
-gathered for a rule (`gap`, or `lift`) takes the place of the same run before; others stay.
+gathered for a rule (`gap`, `lift`, `onset`) takes the place of the same run before; others stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weight import ROOT, fill, joined, paired
 RECORDS = ROOT / "results" / "regimes.json.xz"
 WORSE = {"accuracy": 1.0, "perplexity": 1.0}
 """How far below is too far: points, per cent."""
-RULES = ("gap", "lift")
+RULES = ("gap", "lift", "onset")
 """Of the tuned weight, in the order in which they were judged."""
 Run = dict[str, Any]
 
@@ -79,9 +79,10 @@ def table(runs: list[Run]) -> str:
         ends = [r["weights"] for r in rows if r["row"] == "tuned" and r["weights"][0]]
         went = " to ".join(f"{statistics.geometric_mean(w):.2g}" for w in zip(*ends, strict=True))
         both = [statistics.mean(v[s] for s in tuned) for v in (without, tuned)]
+        interval = "" if math.isnan(half) else f" [{middle - half:+.1f}, {middle + half:+.1f}]"
         lines.append(
             f"| {task} ({rows[0]['measure']}) | {rows[0]['steps']} | {len(tuned)} | {both[0]:.1f} "
-            f"| {both[1]:.1f} | {middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]{unit} "
+            f"| {both[1]:.1f} | {middle:+.1f}{interval}{unit} "
             f"| {went} | {'**yes**' if harm else 'no'} |"
         )
     return "\n".join(lines)

@@ -6,8 +6,8 @@
 The records (`results/weight.json.xz`) are the runs of `docs/evidence/weight-protocol.md`, gathered
 from the folders that `seht compare` wrote, and the search for a share that came before them. A run
 that is gathered takes the place of the same run before, and others stay; `gap` is the rule that
-sees the regime, `lift` the one whose bound can be lifted, and `photographs` that one on small
-images.
+sees the regime, `lift` the one whose bound can be lifted, `photographs` that one on small images;
+`onset` and `photographs-onset` are the one that grows gradually.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import lzma
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +174,11 @@ class Question:
 DIGITS = Question("judged")
 DIGITS_GAP = Question("gap")
 DIGITS_LIFT = Question("lift")
+DIGITS_ONSET = Question("onset")
 PHOTOGRAPHS = Question(
     "photographs", (0.4, 0.0), ("1,600", "all 2,000"), 5, "share=2.0", 3, 2, interval=False
 )
+PHOTOGRAPHS_ONSET = replace(PHOTOGRAPHS, kind="photographs-onset")
 
 
 def table(runs: list[Run], asked: Question) -> str:
@@ -252,6 +254,8 @@ def main() -> None:
     fill("gap", table(runs, DIGITS_GAP))
     fill("lift", table(runs, DIGITS_LIFT))
     fill("photographs", table(runs, PHOTOGRAPHS))
+    fill("onset", table(runs, DIGITS_ONSET))
+    fill("photographs-onset", table(runs, PHOTOGRAPHS_ONSET))
 
 
 if __name__ == "__main__":

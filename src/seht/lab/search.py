@@ -68,6 +68,20 @@ def candidates(text: str, recipe: Recipe, budget: int | None = None) -> list[str
     return ["+".join(parts) for parts in thinned(rows, budget or usual)]
 
 
+def check_search(comparison: Comparison, seeds: int) -> None:
+    """Raise if nothing can be chosen on this recipe, or only with the seeds that judge."""
+    if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
+        raise RunError(
+            f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
+            "training examples out with --data.validation"
+        )
+    if set(range(FIRST_SEED, FIRST_SEED + seeds)) & set(comparison.seeds):
+        raise RunError(
+            f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
+            "smaller --first-seed"
+        )
+
+
 def best(
     comparison: Comparison,
     grid: Sequence[Sequence[Entry]],
@@ -79,17 +93,7 @@ def best(
 
     Rows on top of the best weight decay are searched when that one is known.
     """
-    if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
-        raise RunError(
-            f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
-            "training examples out with --data.validation"
-        )
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
-    if set(chosen) & set(comparison.seeds):
-        raise RunError(
-            f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
-            "smaller --first-seed"
-        )
     found = _Search(comparison, chosen, scheduler, say)
     winners = {i: found.winner(row) for i, row in found.all(grid, over_decay=False)}
     decay = next((w for w in winners.values() if [*dict(w.method.parts)] == ["weight-decay"]), None)

@@ -342,6 +342,22 @@ def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
     assert "2 of 2 runs are done already" in again and "4 of 4 runs are done already" in again
 
 
+@pytest.mark.parametrize(
+    "chosen, tried, option",
+    [
+        ("mixup(alpha=8)", ["mixup(alpha=1)", "mixup(alpha=2)"], "alpha"),
+        ("mixup(alpha=0.5)", ["mixup(alpha=1)", "mixup(alpha=2)"], "alpha"),
+        ("mixup(alpha=1)", ["mixup(alpha=0.5)", "mixup(alpha=2)"], None),
+        ("mixup(alpha=1)", ["mixup(alpha=2)"], None),  # two have no middle
+        ("sam(rho=1)+ema(decay=0.9)", ["sam(rho=2)+ema(decay=0.9)"] * 2, None),
+        ("seht-h(weight=tuned)", ["seht-h(weight=1)", "seht-h(weight=2)"], None),
+    ],
+)
+def test_the_best_at_the_edge_of_what_was_tried(chosen, tried, option):
+    best, *others = entries(digits(), chosen, *tried)
+    assert search.at_edge(best, [best, *others]) == option
+
+
 def test_a_search_needs_a_validation_split(tmp_path):
     recipe = digits(**{"data.validation": "0"})
     rows = [list(entries(recipe, "none", "mixup"))]

@@ -279,6 +279,13 @@ def test_what_a_method_cost_with_its_search(copy):
     assert "Test accuracy against compute" in titles
 
 
+def test_a_choice_at_the_edge_of_its_candidates_is_named(copy):
+    assert "edge of the search" not in markdown(build(load(copy)))
+    edges = {"sam": "rho", "other": "eps", "mixup": 3}
+    comparisons.write_json(copy / "grid.json", {"edges": edges})
+    assert "edge of the search: sam (rho): the smallest or largest" in markdown(build(load(copy)))
+
+
 def test_the_command_names_seeds_that_begin_elsewhere(tmp_path):
     comparisons.comparison(tmp_path, ["weight-decay"], seeds=1)
     asked = json.loads((tmp_path / "comparison.json").read_text())

@@ -101,7 +101,7 @@ def best(
     before = 0 if decay is None else found.runs[decay.name]
     later = [[entry.with_decay(weight) for entry in row] for row in grid]
     winners |= {i: found.winner(row, before) for i, row in found.all(later, over_decay=True)}
-    write(comparison.out, found.table, chosen, found.runs)
+    write(comparison.out, found.table, chosen, found.runs, found.edges)
     return list({winners[i].slug: winners[i] for i in range(len(grid))}.values())
 
 
@@ -114,6 +114,7 @@ class _Search:
         self.comparison, self.seeds, self.scheduler, self.say = comparison, seeds, scheduler, say
         self.table: list[dict[str, Any]] = []
         self.runs: dict[str, int] = {}
+        self.edges: dict[str, str] = {}
         self.results: dict[tuple[str, int], Result] = {}
 
     def all(
@@ -148,11 +149,26 @@ class _Search:
                 }
                 for entry in row
             ]
-            self.say(f"chosen: {best.name}")
+            said, option = f"chosen: {best.name}", at_edge(best, row)
+            if option is not None:
+                self.edges[best.name] = option
+                said += f", whose {option} is at the edge of its candidates: better may lie beyond"
+            self.say(said)
         own = len(row) * len(self.seeds) if len(row) > 1 else 0
         tuned = self.comparison.refit and bool(refit.tuned(best))  # trained with held-out examples
         self.runs[best.name] = before + own + tuned
         return best
+
+
+def at_edge(best: Entry, row: Sequence[Entry]) -> str | None:
+    """The option whose smallest or largest candidate has won, of three or more."""
+    for name, options in best.method.parts:
+        for option, value in options:
+            tried = {dict(dict(entry.method.parts)[name]).get(option) for entry in row}
+            numbers = sorted(v for v in tried if isinstance(v, (int, float)))
+            if len(numbers) == len(tried) > 2 and value in (numbers[0], numbers[-1]):
+                return option
+    return None
 
 
 FAILED = (float("-inf"), float("-inf"))
@@ -173,7 +189,11 @@ def score(results: Sequence[Result]) -> tuple[float, float]:
 
 
 def write(
-    directory: Path, table: list[dict[str, Any]], seeds: Sequence[int], runs: dict[str, int]
+    directory: Path,
+    table: list[dict[str, Any]],
+    seeds: Sequence[int],
+    runs: dict[str, int],
+    edges: dict[str, str],
 ) -> None:
     """``grid.json``."""
     write_json(
@@ -181,10 +201,12 @@ def write(
         {
             "about": (
                 "score: mean validation top-1, then minus the mean validation loss, on labels as "
-                "noisy as the training ones; runs: trainings that the choice of a method took"
+                "noisy as the training ones; runs: trainings that the choice of a method took; "
+                "edges: options whose smallest or largest candidate was chosen"
             ),
             "seeds": list(seeds),
             "runs": runs,
+            "edges": edges,
             "candidates": table,
         },
     )

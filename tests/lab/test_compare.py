@@ -3,6 +3,7 @@
 import json
 import random
 import time
+import warnings
 from dataclasses import replace
 
 import psutil
@@ -11,9 +12,9 @@ from clusters import Dying
 from small import FEW, digits, options, outcome, rows, start, timeless
 from stops import end, killed_and_continued
 
-from seht import cli
+from seht import PenaltyWarning, cli
 from seht.lab import compare as comparing
-from seht.lab import search
+from seht.lab import cost, search
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.locks import alone
 from seht.lab.methods import METHODS as METHODS_OF_THE_LAB
@@ -168,8 +169,8 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path, monkeypatch):
     assert "failed" in table and "the training loss is" in table
     costs = json.loads((out / "cost.json").read_text())
     assert costs["none"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    for cost in costs.values():
-        assert 0 < cost["low"] <= cost["ratio"] <= cost["high"]
+    for one in costs.values():
+        assert 0 < one["low"] <= one["ratio"] <= one["high"]
 
 
 def test_a_model_that_is_too_large_for_the_machine_fails_and_the_others_finish(tmp_path):
@@ -340,6 +341,35 @@ def test_the_search_keeps_what_is_best_on_the_validation_split(tmp_path):
     again = []
     compare(comparison, grid=[baseline, row], costs=False, say=again.append)
     assert "2 of 2 runs are done already" in again and "4 of 4 runs are done already" in again
+
+
+def test_timing_says_nothing_about_a_training(tmp_path, monkeypatch):
+    """Its steps go on after the last one of the training that it is about."""
+    monkeypatch.setattr(cost, "SECONDS", 0.1)
+    recipe = digits(epochs="1")
+    rows = entries(recipe, "weight-decay", "seht-h(weight=tuned,warmup=0)")
+    (tmp_path / "c").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PenaltyWarning)
+        cost.complete(Comparison(recipe, rows, (0,), tmp_path / "c"), quiet)
+    found = json.loads((tmp_path / "c" / "cost.json").read_text())
+    assert [*found] == ["weight-decay", rows[1].name]
+
+
+@pytest.mark.parametrize(
+    "chosen, tried, option",
+    [
+        ("mixup(alpha=8)", ["mixup(alpha=1)", "mixup(alpha=2)"], "alpha"),
+        ("mixup(alpha=0.5)", ["mixup(alpha=1)", "mixup(alpha=2)"], "alpha"),
+        ("mixup(alpha=1)", ["mixup(alpha=0.5)", "mixup(alpha=2)"], None),
+        ("mixup(alpha=1)", ["mixup(alpha=2)"], None),  # two have no middle
+        ("sam(rho=1)+ema(decay=0.9)", ["sam(rho=2)+ema(decay=0.9)"] * 2, None),
+        ("seht-h(weight=tuned)", ["seht-h(weight=1)", "seht-h(weight=2)"], None),
+    ],
+)
+def test_the_best_at_the_edge_of_what_was_tried(chosen, tried, option):
+    best, *others = entries(digits(), chosen, *tried)
+    assert search.at_edge(best, [best, *others]) == option
 
 
 def test_a_search_needs_a_validation_split(tmp_path):

@@ -94,6 +94,8 @@ NAN = np.full((100, 7), np.nan)
         ({"y": np.ones(99)}, "must be 100 labels"),
         ({"y": NAN[:, 0]}, "must be 100 labels"),
         ({"y": np.arange(100) / 7}, "100 values in 100 examples; make a few classes"),
+        ({"y": np.arange(100) % 40}, "40 values in 100 examples; make a few classes"),
+        ({"y": np.arange(100) % 20 / 4 + (np.arange(100) == 7) / 8}, "21 values in 100 examples"),
         ({"y": np.ones(100)}, "1 values"),
         ({"x_test": np.ones((5, 6)), "y_test": np.ones(5)}, "x_test in .* not \\(5, 6\\)"),
         ({"x_test": np.ones((5, 7), "u1"), "y_test": np.ones(5)}, "must be float64 as x is"),

@@ -55,6 +55,8 @@ def test_a_share_takes_the_place_of_the_recipes_weight(tmp_path):
         (["--methods", "seht-h(weight=best)"], "search with --grid"),
         (["--methods", "seht-h(weight=tuned,share=2)"], "not both"),
         (["--methods", "none", "--refit", "--data.validation", "0"], "needs a validation split"),
+        (["--grid", "--data.validation", "0"], "--grid needs a validation split"),
+        (["--grid", "--first-seed", "1000000"], "seeds from 1000000 on are those of the search"),
         (["--methods", "none,early-stopping", "--refit"], "leave one of the two out"),
         (
             ["--methods", "none", "--refit", "--optim.schedule", "plateau"],
@@ -65,8 +67,8 @@ def test_a_share_takes_the_place_of_the_recipes_weight(tmp_path):
 def test_what_cannot_be_is_said_in_one_line(tmp_path, capsys, command, said):
     out = ["--out", str(tmp_path / "out"), "--no-cost", "--seeds", "1"]
     assert cli.main(["compare", "digits-noisy", *command, *out]) == 2
-    told = capsys.readouterr().err.strip()
-    assert said in told and "\n" not in told
+    printed, told = capsys.readouterr()
+    assert said in told and "\n" not in told.strip() and not printed
     assert told.count("early-stopping") <= 1  # its name is said once
     assert not (tmp_path / "out").exists()
 

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 
 import comparisons
 import pytest
@@ -281,6 +282,24 @@ def test_what_a_method_cost_with_its_search(copy):
     assert "Test accuracy against compute" in titles
 
 
+def test_no_band_is_cut_off():
+    import matplotlib.pyplot as plt
+
+    curves = [figures.Curve([1, 2, 3], [1.0, 2.0, 3.0], [30.0, 52.0, 55.0], [2.0, 9.0, 4.0])]
+    for curve, highest in ((curves[0], 61.0), (replace(curves[0], error=[0, 60.0, 0]), 100.0)):
+        drawing, axes = plt.subplots()
+        figures._lines([], [curve], "epoch", "valid_top1", 1.0)(axes)
+        assert highest <= axes.get_ylim()[1] <= 101
+        plt.close(drawing)
+
+
+def test_a_choice_at_the_edge_of_its_candidates_is_named(copy):
+    assert "edge of the search" not in markdown(build(load(copy)))
+    edges = {"sam": "rho", "other": "eps", "mixup": 3}
+    comparisons.write_json(copy / "grid.json", {"edges": edges})
+    assert "edge of the search: sam (rho): the smallest or largest" in markdown(build(load(copy)))
+
+
 def test_the_command_names_seeds_that_begin_elsewhere(tmp_path):
     comparisons.comparison(tmp_path, ["weight-decay"], seeds=1)
     asked = json.loads((tmp_path / "comparison.json").read_text())
@@ -289,9 +308,11 @@ def test_the_command_names_seeds_that_begin_elsewhere(tmp_path):
 
 
 def test_the_methods_of_this_library_come_last(tmp_path):
-    comparisons.comparison(tmp_path, ["weight-decay", "seht-h", "mixup"], seeds=1)
+    methods = ["weight-decay", "weight-decay+seht-h", "mixup", "seht-h"]
+    comparisons.comparison(tmp_path, methods, seeds=1)
     table = build(load(tmp_path))
-    assert [row.method for row in table.rows] == ["weight-decay", "mixup", "seht-h"]
+    found = ["weight-decay", "mixup", "weight-decay+seht-h", "seht-h"]
+    assert [row.method for row in table.rows] == found
     assert table.comparison.baseline == "weight-decay"
 
 

@@ -38,6 +38,17 @@ def broken():
     net = _net(4)
     net[0].weight.data[0, 0] = float("nan")
     return net
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("levels", torch.ones(3, 5, dtype=torch.int8))
+    def forward(self, x): return x @ self.levels.float().T
+def whole(): return Whole()
+def rounded():
+    net = _net(4)
+    for layer in (net[0], net[3]):
+        layer.weight.data = layer.weight.data.sign() * 0.5
+    return net
 def keys(): return dict(zip("xy", data()))
 def nothing(): return None
 def number(): return 3
@@ -154,6 +165,23 @@ def test_what_the_doctor_takes_will_do(run):
         assert found["trace"][key] == expected[key]
 
 
+def test_a_model_without_its_option(run):
+    """As `seht check` and `seht doctor` take it."""
+    expected = run("layers", "--model", "measured_mine:example", "--json", "-")
+    found = run("layers", "measured_mine:example", "--json", "-")
+    assert found[0] == expected[0] == 0
+    figures = [json.loads(out)["models"][0]["trace"]["estimate"] for _, out, _ in (found, expected)]
+    assert figures[0] == figures[1]
+    assert run("measured_mine:smal")[2].startswith("seht: error: module 'measured_mine' has no")
+
+
+def test_weights_that_are_rounded_already_are_named_in_a_plain_line(run):
+    code, out, err = run("robustness", *mine("rounded"))
+    assert code == 0 and "rise, 4 bits" in out
+    assert err.startswith("warning: 0.weight, 3.weight: rounded to 4 bits already")
+    assert len(err.strip().splitlines()) == 1
+
+
 def test_a_run_may_be_called_like_a_measurement(run, tmp_path):
     (tmp_path / "robustness").mkdir()
     code, _, err = run("robustness")
@@ -187,6 +215,7 @@ def test_what_and_how_well(run):
         (mine("small", data="number"), "must return a batch, a data set"),
         (mine("small", data="keys"), "error: without a loss function a batch must be"),
         (mine("smal"), "did you mean 'small'"),
+        (["robustness", *mine("whole")], "levels holds whole numbers: it is quantised already"),
         (mine("broken"), "'0.weight' holds values that are not finite"),
         ([*mine("small"), "--loss", "measured_mine:summed"], "returns a sum over the examples"),
         ([*mine("small"), "--what", "tarce"], "did you mean 'trace'"),

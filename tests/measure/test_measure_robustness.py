@@ -81,6 +81,26 @@ def test_the_predictions_error_is_that_of_its_probes():
     assert said.square().mean().sqrt().item() == pytest.approx(values.std().item(), rel=0.35)
 
 
+@pytest.mark.parametrize("activation, low", [(nn.GELU, False), (nn.ReLU, True)])
+def test_the_prediction_is_too_low_where_examples_lie_on_kinks(activation, low):
+    """What docs/quantisation.md says, of a network trained to a loss of some thousandths."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 10, dtype=torch.float64)
+    data = x, (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
+    model = nn.Sequential(
+        *(nn.Linear(10, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 3))
+    ).double()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss_fn(model, data).backward()
+        optimizer.step()
+    found = measure.robustness(model, loss_fn, data, bits=(), noise=(0.001,), draws=10)
+    assert found.loss < 0.01
+    (noise,) = found.noise.values()
+    assert noise.rise > 3 * noise.predicted if low else noise.rise < 1.5 * noise.predicted
+
+
 def test_data_that_can_be_read_only_once():
     model, data = problem()
     found = measure.robustness(model, loss_fn, iter([data]), bits=(4,), noise=(0.03,))

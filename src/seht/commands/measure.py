@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,8 +20,9 @@ from seht import extras
 from seht.commands.files import ReportFiles
 from seht.commands.numbers import COUNT, SEED, real, whole
 from seht.commands.options import add_command, add_options
+from seht.commands.outputs import plain_warnings
 from seht.commands.targets import call_target, find_target
-from seht.errors import UsageError, unknown
+from seht.errors import PenaltyWarning, UsageError, unknown
 from seht.measure import page
 from seht.measure.data import kept
 from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey
@@ -46,7 +49,7 @@ your own model and data:
 
   seht measure --model mine:model --data mine:data --what all --html flat.html
   seht measure robustness --model mine:model --data mine:data     # the same as --what robustness
-  seht measure --model train:example   # a function for `seht check` and `seht doctor` will do
+  seht measure robustness train:example   # a function for `seht check` and `seht doctor` will do
 
 Several runs, or several --model, are measured side by side on the same directions.
 Exit code 2: a mistake in the call, or a model that cannot be measured.
@@ -63,7 +66,8 @@ def add_measure(commands: Any, runs: Runs) -> None:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="a run's directory, its model.pt, or a comparison; or a measurement's name",
+        help="a run's directory, its model.pt, or a comparison; a measurement's name; or a model "
+        "of yours as with --model",
     )
     brings = "returns the model, (model, loss_fn), or what `seht doctor` takes; may be repeated"
     add_options(
@@ -99,8 +103,12 @@ def add_measure(commands: Any, runs: Runs) -> None:
 
 def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
     """Gather the models, measure them, report."""
-    named = [name for name in arguments.runs if name in (*PARTS, "all") and not Path(name).exists()]
+    given = [name for name in arguments.runs if not Path(name).exists()]
+    named = [name for name in given if name in (*PARTS, "all")]
+    own = [name for name in given if re.fullmatch(r"[\w.]+:[\w.]+", name)]
     asked = [*(arguments.what or []), *named] or ["trace,layers"]
+    arguments.model = [*(arguments.model or []), *own]
+    arguments.runs = [name for name in arguments.runs if name not in own]
     for name in arguments.runs:
         if not (name in named or Path(name).exists() or Path(name).name != name):
             raise UsageError(unknown("run or measurement", name, [*PARTS, "all"]))
@@ -109,7 +117,9 @@ def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
         plan = SurveyPlan(choose_parts(asked), **{key: getattr(arguments, key) for key in options})
         arguments.runs = [path for path in arguments.runs if path not in named]
         command = shlex.join(["seht", *arguments.argv])
-        report(_subjects(arguments, runs), plan, command, arguments.json, arguments.html)
+        with warnings.catch_warnings():
+            plain_warnings(PenaltyWarning)
+            report(_subjects(arguments, runs), plan, command, arguments.json, arguments.html)
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
         line = None
         if isinstance(error, ImportError):

@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import sys
+import warnings
 from typing import IO, Any, NoReturn
 
 GONE = 141
@@ -35,6 +36,22 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: IO[str] | None = None) -> None:  # type: ignore[override]
         """To ``file`` or standard output."""
         print(self.format_help(), end="", file=file or sys.stdout)
+
+
+def plain_warnings(kind: type[Warning] = Warning) -> None:
+    """Show warnings of this kind to the person at the terminal without the line that gave them.
+
+    ``warnings.catch_warnings`` around it puts the usual way back.
+    """
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **named: Any) -> None:
+        if issubclass(category, kind):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+        else:
+            usual(message, category, *place, **named)
+
+    warnings.showwarning = show
 
 
 def flush() -> None:

@@ -145,6 +145,8 @@ def compare(
     error, or with ``what_fits`` left out. ``power``: see :mod:`seht.lab.report`.
     """
     scheduler = scheduler or InTurn()
+    if grid is not None:
+        search.check_search(comparison, grid_seeds)
     check_comparison(comparison.out)
     with alone(comparison.out, patience=0):
         asked = [[entry] for entry in comparison.entries] if grid is None else grid

@@ -12,8 +12,10 @@ import itertools
 import random
 import statistics
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
+from seht.errors import PenaltyWarning
 from seht.lab.records import read_json, write_json
 from seht.lab.training import Training, repeatable
 
@@ -41,9 +43,12 @@ def complete(comparison: Comparison, say: Say) -> None:
         say(f"timing {entry.name} against {baseline.name}")
         with repeatable(comparison.recipe.threads):
             try:
-                found[entry.name] = ratio(
-                    *(in_the_middle(comparison.training(row)) for row in (baseline, entry))
-                )
+                with warnings.catch_warnings():
+                    # What is to be said of a training its runs have said; this is none.
+                    warnings.simplefilter("ignore", PenaltyWarning)
+                    found[entry.name] = ratio(
+                        *(in_the_middle(comparison.training(row)) for row in (baseline, entry))
+                    )
             except (ArithmeticError, RuntimeError):
                 continue  # its runs say why
         write_json(path, found)

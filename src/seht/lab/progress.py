@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,15 +113,6 @@ def say(figures: Mapping[str, Any]) -> str:
         for name, word in NAMES.items()
         if figures.get(name) is not None
     )
-
-
-def plain_warnings() -> None:
-    """For the person at the terminal, without the line of code they come from."""
-
-    def show(message: Warning | str, *_: Any) -> None:
-        print(f"warning: {message}", file=sys.stderr, flush=True)
-
-    warnings.showwarning = show  # type: ignore[assignment]
 
 
 def make(label: str) -> Watch:

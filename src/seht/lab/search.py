@@ -67,6 +67,20 @@ def candidates(text: str, recipe: Recipe, budget: int | None = None) -> list[str
     return ["+".join(parts) for parts in thinned(rows, budget or usual)]
 
 
+def check_search(comparison: Comparison, seeds: int) -> None:
+    """Raise if nothing can be chosen on this recipe, or only with the seeds that judge."""
+    if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
+        raise RunError(
+            f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
+            "training examples out with --data.validation"
+        )
+    if set(range(FIRST_SEED, FIRST_SEED + seeds)) & set(comparison.seeds):
+        raise RunError(
+            f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
+            "smaller --first-seed"
+        )
+
+
 def best(
     comparison: Comparison,
     grid: Sequence[Sequence[Entry]],
@@ -78,17 +92,7 @@ def best(
 
     Rows on top of the best weight decay are searched when that one is known.
     """
-    if comparison.recipe.task != "text" and not comparison.recipe.data.validation:
-        raise RunError(
-            f"--grid needs a validation split, and {comparison.recipe.name} has none; hold some "
-            "training examples out with --data.validation"
-        )
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
-    if set(chosen) & set(comparison.seeds):
-        raise RunError(
-            f"seeds from {FIRST_SEED} on are those of the search, and may not judge; choose a "
-            "smaller --first-seed"
-        )
     found = _Search(comparison, chosen, scheduler, say)
     winners = {i: found.winner(row) for i, row in found.all(grid, over_decay=False)}
     decay = next((w for w in winners.values() if [*dict(w.method.parts)] == ["weight-decay"]), None)
@@ -101,10 +105,12 @@ def best(
         {
             "about": (
                 "score: mean validation top-1, then minus the mean validation loss, on labels as "
-                "noisy as the training ones; runs: trainings that the choice of a method took"
+                "noisy as the training ones; runs: trainings that the choice of a method took; "
+                "edges: options whose smallest or largest candidate was chosen"
             ),
             "seeds": list(chosen),
             "runs": found.runs,
+            "edges": found.edges,
             "candidates": found.table,
         },
     )
@@ -120,6 +126,7 @@ class _Search:
         self.comparison, self.seeds, self.scheduler, self.say = comparison, seeds, scheduler, say
         self.table: list[dict[str, Any]] = []
         self.runs: dict[str, int] = {}
+        self.edges: dict[str, str] = {}
         self.results: dict[tuple[str, int], Result] = {}
 
     def all(
@@ -154,11 +161,26 @@ class _Search:
                 }
                 for entry in row
             ]
-            self.say(f"chosen: {best.name}")
+            said, option = f"chosen: {best.name}", at_edge(best, row)
+            if option is not None:
+                self.edges[best.name] = option
+                said += f", whose {option} is at the edge of its candidates: better may lie beyond"
+            self.say(said)
         own = len(row) * len(self.seeds) if len(row) > 1 else 0
         tuned = self.comparison.refit and bool(refit.tuned(best))  # trained with held-out examples
         self.runs[best.name] = before + own + tuned
         return best
+
+
+def at_edge(best: Entry, row: Sequence[Entry]) -> str | None:
+    """The option whose smallest or largest candidate has won, of three or more."""
+    for name, options in best.method.parts:
+        for option, value in options:
+            tried = {dict(dict(entry.method.parts)[name]).get(option) for entry in row}
+            numbers = sorted(v for v in tried if isinstance(v, (int, float)))
+            if len(numbers) == len(tried) > 2 and value in (numbers[0], numbers[-1]):
+                return option
+    return None
 
 
 FAILED = (float("-inf"), float("-inf"))

@@ -86,7 +86,8 @@ def robustness(
     Rounding takes each weight to the nearest multiple of s = max |w| / (2ᵇ⁻¹ − 1), with one s for
     each output channel. Gaussian noise of f times each tensor's root mean square r should raise the
     loss by f²/2 Σ r² tr(H_t), the sum over tensors t and their own blocks of the Hessian; that
-    prediction stands beside the measured rise.
+    prediction stands beside the measured rise. With ReLUs it can be far too low: a trained network
+    has examples on its kinks, which no derivative sees.
 
     A tied weight is changed in all its places at once. A model with integer (quantised) weights is
     refused, because they could not be changed. A layer that is rounded to 4 bits already is named
@@ -120,7 +121,7 @@ def robustness(
         check_positive("noise", share)
     check_count("draws", draws)
     if options.get("params") is None:
-        _check_floating(model)
+        check_floating(model)
     data = kept(data)  # the trace reads it again
     with measuring("robustness", model, loss_fn, data, **options) as m:
         loss = m.loss()
@@ -152,7 +153,7 @@ def robustness(
     )
 
 
-def _check_floating(model: nn.Module) -> None:
+def check_floating(model: nn.Module) -> None:
     """Refuse quantised weights: they cannot be moved, so the rise would not be the model's."""
     whole = [
         name

@@ -19,7 +19,7 @@ from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.objective import LossFn
 from seht.measure.progress import Report
 from seht.measure.results import TraceResult
-from seht.measure.robustness import RobustnessResult, robustness
+from seht.measure.robustness import RobustnessResult, check_floating, robustness
 from seht.measure.sharpness import SharpnessResult, sharpness
 from seht.measure.stability import StabilityResult, stability
 from seht.measure.trace import trace
@@ -116,6 +116,8 @@ def _survey(subject: Subject, plan: SurveyPlan, progress: Report) -> Findings:
         options |= {"batch_dim": subject.batch_dim, "micro_batch": plan.micro_batch}
         return function(subject.model, subject.loss_fn, subject.data, **options)
 
+    if "robustness" in plan.parts:
+        check_floating(subject.model)  # the trace would only say that there is nothing to derive
     few: dict[str, Any] = {"limit": plan.few}
     curvature: dict[str, Any] = {"curvature": plan.curvature}
     steady = ask("eigenvalues", stability, largest=8, smallest=3, **few)

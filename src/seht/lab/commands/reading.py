@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from seht.commands.outputs import plain_warnings
 from seht.lab.commands.arguments import field_names
 
 if TYPE_CHECKING:
@@ -85,13 +86,12 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
     def run(arguments: argparse.Namespace) -> int:
         from seht.errors import MissingExtraError, UsageError
-        from seht.lab import progress
         from seht.lab.ranks import leads
         from seht.lab.records import RunError
 
         try:
             with warnings.catch_warnings():
-                progress.plain_warnings()
+                plain_warnings()
                 return function(arguments)
         except (RunError, MissingExtraError) as error:
             if not leads():

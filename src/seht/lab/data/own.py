@@ -27,6 +27,9 @@ _SHAPES = {
     "own-series": ("examples", "channels", "length"),
     "own-images": ("examples", "channels", "height", "width"),
 }
+_EACH, _RATINGS = 5, 20
+"""A label of fewer examples, or of more values with fractions, is a quantity: no recipe has its
+loss, and noise would draw one of its values as if it were a class."""
 
 
 def sealed(recipe: Recipe, data_dir: Any = None) -> Recipe:
@@ -75,7 +78,8 @@ def _read(path: Path, _seal: str, name: str) -> Labelled:
         if y.shape != x.shape[:1] or (y.dtype.kind == "f" and not np.isfinite(y).all()):
             raise DataError(f"y{part} in {path} must be {len(x)} labels, not {y.shape}")
     classes, y = np.unique(np.concatenate([arrays[f"y{p}"] for p in parts]), return_inverse=True)
-    if not 2 <= len(classes) <= len(y) / 2:
+    fractions = classes.dtype.kind == "f" and len(classes) > _RATINGS and (classes % 1).any()
+    if fractions or not 2 <= len(classes) <= len(y) / _EACH:
         raise DataError(
             f"y in {path} must be classes, and has {len(classes)} values in {len(y)} examples; "
             "make a few classes of a quantity"

@@ -146,16 +146,20 @@ def _lines(
             (line,) = axes.plot(x, y, color=colour(number), lw=1.6, marker=marker, ms=3.5)
             line.set_gid(f"line-{number}")
             line.set_solid_joinstyle("round")
-        values = [v for c in curves if c for v in c.mean if math.isfinite(v)]
-        _limits(axes, key, values)
+        steps = [pair for c in curves if c for pair in zip(c.mean, c.error, strict=True)]
+        steps = [pair for pair in steps if all(map(math.isfinite, pair))]
+        _limits(axes, key, [mean for mean, _ in steps], [mean + error for mean, error in steps])
 
     return draw
 
 
-def _limits(axes: Axes, key: str, values: list[float]) -> None:
-    """Leave the first epochs out of sight where they would flatten everything after them."""
+def _limits(axes: Axes, key: str, values: list[float], tops: list[float]) -> None:
+    """Leave the first epochs out of sight where they would flatten everything after them.
+
+    ``tops``: where the bands around the values end, which is not to be cut off.
+    """
     if key.endswith("top1"):
-        low, high = limits(values, 0.2)[1], max(values)
+        low, high = limits(values, 0.2)[1], min(100.0, max(tops))
         margin = 0.06 * (high - low) or 1.0
         axes.set_ylim(low - margin, min(100.0, high + margin) if high < 100 else 100.4)
         return

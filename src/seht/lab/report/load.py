@@ -53,6 +53,8 @@ class ComparisonRecord:
     """Trainings that the choice of a method's setting took, where there was a search."""
     refit: bool = False
     """Whether what is judged was trained on the validation examples too."""
+    edges: Mapping[str, str] = field(default_factory=dict)
+    """The option whose smallest or largest candidate the search chose, by the method."""
 
     @property
     def name(self) -> str:
@@ -116,10 +118,12 @@ def load(directory: str | Path) -> ComparisonRecord:
     costs = read_json(top / "cost.json") or {}
     if not all(isinstance(cost, dict) for cost in costs.values()):
         raise RunError(f"{str(top / 'cost.json')!r} is not a table of costs; {_AGAIN}")
-    found = (read_json(top / "grid.json") or {}).get("runs") or {}
+    grid = read_json(top / "grid.json") or {}
+    found, ends = grid.get("runs") or {}, grid.get("edges") or {}
     searches = {name: found[name] for name in methods if isinstance(found.get(name), int)}
+    edges = {name: ends[name] for name in methods if isinstance(ends.get(name), str)}
     version, refit = asked.get("version"), asked.get("refit") is True
-    return ComparisonRecord(recipe, methods, seeds, runs, costs, version, searches, refit)
+    return ComparisonRecord(recipe, methods, seeds, runs, costs, version, searches, refit, edges)
 
 
 _AGAIN = "delete it, and `seht compare` makes it again"

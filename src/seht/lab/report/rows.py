@@ -58,7 +58,7 @@ class MethodRow:
     @property
     def ours(self) -> bool:
         """Whether the row belongs below the paper's rule: a trace penalty of this library."""
-        return self.parts[0][0].startswith("seht")
+        return any(name.startswith("seht") for name, *_ in self.parts)
 
 
 @dataclass(frozen=True)

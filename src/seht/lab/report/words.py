@@ -102,6 +102,15 @@ def glossary(table: ReportTable) -> Iterator[tuple[str, str]]:
     yield _compared(table)
     # A dict as an ordered set: some columns share an entry.
     yield from dict.fromkeys(column.meaning for column in columns(table) if column.meaning)
+    if edges := table.comparison.edges:
+        named = ", ".join(f"{method} ({option})" for method, option in edges.items())
+        yield (
+            "edge of the search",
+            (
+                f"{named}: the smallest or largest candidate was chosen, and a better one may lie "
+                "beyond it. Search again with wider candidates, written a|b|c."
+            ),
+        )
     if any(row.p is not None for row in table.rows):
         yield "*", _HOLM
     if table.paper is not None:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+from seht.commands.outputs import plain_warnings
 from seht.lab import progress
 from seht.lab.records import RunError
 from seht.lab.schedulers import Done
@@ -88,7 +89,7 @@ def begin_worker() -> None:
     """End this process when the one that started it is gone, however it went."""
     from multiprocessing import connection, parent_process
 
-    progress.plain_warnings()
+    plain_warnings()
     parent = parent_process()
     assert parent is not None
 

@@ -109,6 +109,7 @@ IMAGES = (
     ),
     Stage("search", RIVALS | {key: OURS[key] for key in _ON_BATCH_NORM}, grid=True),
     Stage("top", ON_TOP, grid=True),
+    Stage("carried", {"tr(G) share carried": "{digits-noisy:tr(G) share}"}),
 )
 """Every rival and every way to tr(G) on a network with batch norm, which has no SEHT-S. Of the
 paper's rows the one that costs little: the others take three to eleven plain steps each."""

@@ -59,7 +59,7 @@ def test_without_an_address_words_stand_alone(described):
     bare = described(readme, "", "1.2")
     assert set(re.findall(r"\]\(([^)]+)\)", bare)) == {"https://arxiv.org/abs/2208.05924"}
     assert "<img" not in bare and "![" not in bare
-    assert "what is supported" in bare and bare.startswith("Labels are partly wrong")
+    assert "what is supported" in bare and bare.startswith("If labels are partly wrong")
     assert re.findall("```.*?```", bare, re.DOTALL) == re.findall("```.*?```", readme, re.DOTALL)
 
 

@@ -98,7 +98,10 @@ def test_a_training_that_ends_in_the_warm_up_is_said():
         penalised(short, 2)
 
 
-@pytest.mark.parametrize("options", [{"share": 2.0}, {"weight": "tuned"}, {}])
+HELD_OUT = ([(-x, y)], lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize("options", [{"share": 2.0}, {"weight": "tuned", "held_out": HELD_OUT}, {}])
 def test_a_training_too_short_to_measure_its_share_is_said(options):
     """The first eight penalised steps are charged nothing."""
     penalty = seht.HessianTrace(network(), warmup=2, every=2, **options)

@@ -15,11 +15,16 @@ EXPERIMENTS = {
 }
 
 
+def texts(name):
+    """A preset's methods."""
+    return [row.method for row in preset(name).rows]
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_of_a_preset_finds_its_row_in_the_paper(name):
     settings = to_dict(recipe(EXPERIMENTS[name]))
     assert settings["paper"] == name
-    rows = [TABLES[name].find(options_of(text, settings)) for text in preset(name).methods]
+    rows = [TABLES[name].find(options_of(text, settings)) for text in texts(name)]
     assert None not in rows
     assert len({row.label for row in rows}) == len(rows)
     missing = [row.label for row in TABLES[name].rows if row not in rows]
@@ -29,7 +34,7 @@ def test_every_row_of_a_preset_finds_its_row_in_the_paper(name):
 
 def test_rows_with_dropout_find_theirs():
     settings = to_dict(recipe("cifar100"))
-    found = [TABLES["table2"].find(options_of(t, settings)) for t in preset("with-dropout").methods]
+    found = [TABLES["table2"].find(options_of(t, settings)) for t in texts("with-dropout")]
     labels = [row.label if row else None for row in found]
     assert labels == [
         "Baseline",

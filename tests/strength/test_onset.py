@@ -32,10 +32,6 @@ def test_memorising_is_no_harm_and_neither_is_forgetting_wrong_labels():
     assert parts(memorising)[-1] == 1
     forgetting = [(0.5 + 0.05 * k, 1.5 - 0.01 * k) for k in range(20)]
     assert parts(forgetting)[-1] == 1
-    # Photographs: memorised for forty looks, then the penalty undoes it, from far above the lowest.
-    long = [(2 - 0.025 * k, 2.2 + 0.015 * k) for k in range(40)]
-    undone = [(1 + 0.03 * k, 2.8 - 0.04 * k) for k in range(15)]
-    assert parts(long + undone)[-1] == 1
 
 
 def test_where_both_get_worse_it_goes_for_good():

@@ -260,8 +260,12 @@ TASKS = {
         search_seeds=2,
         title="CIFAR-10, 16x16, 40 % replaced",
     ),
-    "cifar10-16": Task("cifar10-16", EIGHT, 10, title="CIFAR-10, 16x16, right labels"),
-    "cifar10-low-noisy": Task("cifar10-low-noisy", EIGHT, 5, title="2,000 images, 40 % replaced"),
+    "cifar10-16": Task(
+        "cifar10-16", EIGHT, 10, search_seeds=2, title="CIFAR-10, 16x16, right labels"
+    ),
+    "cifar10-low-noisy": Task(
+        "cifar10-low-noisy", EIGHT, 5, search_seeds=2, title="2,000 images, 40 % replaced"
+    ),
     "cifar10-low-noisy-20": Task(
         "cifar10-low-noisy", EIGHT, 5, (*NO_EXTRAS, *_FIFTH), title="2,000 images, 20 % replaced"
     ),
@@ -273,7 +277,7 @@ TASKS = {
         title="2,000 images, 20 % of each class named as the next",
     ),
     "cifar10-low": Task("cifar10-low", EIGHT, 5, title="2,000 images, right labels"),
-    "finetune": Task("finetune", EIGHT, 5, title="fine-tuning, 50 images a class"),
+    "finetune": Task("finetune", EIGHT, 5, search_seeds=2, title="fine-tuning, 50 images a class"),
     "finetune-10": Task(
         "finetune",
         EIGHT,
@@ -286,9 +290,10 @@ TASKS = {
         EIGHT,
         5,
         (*NO_EXTRAS, "--data.noise", "0.3"),
+        search_seeds=2,
         title="fine-tuning, 50 images a class, 30 % replaced",
     ),
-    "gpt-small": Task("gpt-small", TEXT, 5, title="a transformer that memorises"),
+    "gpt-small": Task("gpt-small", TEXT, 5, search_seeds=2, title="a transformer that memorises"),
     "wikitext2-lstm-small": Task("wikitext2-lstm-small", TEXT, 5, title="an LSTM that underfits"),
     "cifar10-large-noisy": Task("cifar10-large-noisy", LARGE, 3, title="50,000 images, 20 %"),
 }

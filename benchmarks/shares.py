@@ -1,6 +1,7 @@
 """How strong is one and the same weight on three networks?
 
-    python benchmarks/shares.py --steps 20
+    python benchmarks/shares.py --steps 20                   # three minutes on one thread
+    python benchmarks/shares.py --steps 10 --only readme lora    # ten seconds
 
 The README's network on its random data; LoRA on a small GPT-2 (from a configuration, on the letters
 of Python's own documentation); EfficientNet-Lite0 with its ImageNet weights and a new last layer,
@@ -79,9 +80,9 @@ def efficientnet():
 
 
 MODELS = {
-    "LoRA on a small GPT-2": (lora, ("peft", "transformers")),
-    "the README's network": (readme, ()),
-    "EfficientNet-Lite0, pretrained": (efficientnet, ("efficientnet_lite_pytorch",)),
+    "lora": ("LoRA on a small GPT-2", lora, ("peft", "transformers")),
+    "readme": ("the README's network", readme, ()),
+    "lite0": ("EfficientNet-Lite0, pretrained", efficientnet, ("efficientnet_lite_pytorch",)),
 }
 
 
@@ -110,13 +111,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--curvature", nargs="+", default=["ggn"])
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--json", type=Path, help="write the steps here, too")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", seht.PenaltyWarning)
     found = {}
     print(f"weight={WEIGHT:g}: penalty over loss, and share of gradients; first and last ten steps")
-    for name, (make, needs) in MODELS.items():
+    for name, make, needs in (MODELS[chosen] for chosen in given.only):
         if any(importlib.util.find_spec(package) is None for package in needs):
             print(f"{name}: not installed")
             continue

@@ -1,5 +1,6 @@
-"""Lightning Fabric: nothing but the two lines; the penalty is a part of the state it saves.
+"""Lightning Fabric: the penalty is a part of the state it saves, `training` tells it the length.
 
+For a weight that is tuned give `training` held-out batches, as tuned_weight.py does.
 Needs `pip install lightning-fabric`; run it with `python examples/fabric.py`.
 """
 
@@ -14,7 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import seht
-from seht.integrations import log_values
+from seht.integrations import log_values, training
+
+EPOCHS = 2
 
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -29,7 +32,7 @@ def build():
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
     )
-    penalty = seht.HessianTrace(model, weight=3e-4, curvature="ggn", warmup=20, seed=0)
+    penalty = seht.HessianTrace(model, weight=3e-4, curvature="ggn", warmup=0.4, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer = fabric.setup(model, optimizer)
     return {"model": model, "optimizer": optimizer, "penalty": penalty}
@@ -37,18 +40,19 @@ def build():
 
 def run(state, epochs):
     model, optimizer, penalty = state.values()
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = penalty(lambda: F.cross_entropy(model(x), y))
-            fabric.backward(loss)
-            fabric.clip_gradients(model, optimizer, max_norm=1.0)
-            optimizer.step()
-            fabric.log_dict(log_values(penalty), step=penalty.step)
+    with training(penalty, loader, EPOCHS, optimizer=optimizer):  # those of the whole training
+        for _ in range(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = penalty(lambda: F.cross_entropy(model(x), y))
+                fabric.backward(loss)
+                fabric.clip_gradients(model, optimizer, max_norm=1.0)
+                optimizer.step()
+                fabric.log_dict(log_values(penalty), step=penalty.step)
 
 
 whole = build()
-run(whole, 2)
+run(whole, EPOCHS)
 print({name: float(f"{value:.3g}") for name, value in log_values(whole["penalty"]).items()})
 with torch.inference_mode():
     logits = whole["model"].eval()(images[1000:])

@@ -1,5 +1,7 @@
 """Hugging Face's Trainer: one more argument. A tiny GPT-2 learns the letters of Python's manual.
 
+For a weight that is tuned leave `weight` out and write `SehtTrainer(..., held_out=rows)`, as
+tuned_weight.py does.
 Needs `pip install "transformers[torch]"`; run it with `python examples/huggingface_trainer.py`.
 """
 

@@ -1,5 +1,7 @@
 """Lightning's Trainer: the penalty is a line in training_step, the callback logs and saves it.
 
+For a weight that is tuned leave `weight` out and write `SehtCallback(held_out=(batches, loss_fn))`,
+as tuned_weight.py does.
 Needs `pip install lightning`; run it with `python examples/lightning_trainer.py`.
 """
 
@@ -27,7 +29,7 @@ class Digits(L.LightningModule):
             nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
         )
         self.penalty = seht.HessianTrace(
-            self.net, weight=3e-4, curvature="ggn", warmup=10, accumulate=2, seed=0
+            self.net, weight=3e-4, curvature="ggn", warmup=5, accumulate=2, seed=0
         )
 
     def training_step(self, batch):

@@ -1,6 +1,7 @@
 """A plain loop, with accumulation, clipping, a schedule, evaluation and a resumed run.
 
-Run it with `python examples/plain.py`.
+`held_out=(batches, loss_fn)` in place of the weight tunes it, as tuned_weight.py does. Run it with
+`python examples/plain.py`.
 """
 
 import tempfile

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import seht
+from seht.integrations import training
 
 digits = load_digits()
 order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
@@ -117,15 +118,14 @@ def fabric():
     model = network()
     model, optimizer = runner.setup(model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9))
     batches = runner.setup_dataloaders(loader(train))
-    penalty = seht.HessianTrace(
-        model, total_steps=EPOCHS * len(batches), optimizer=optimizer,
-        held_out=(runner.setup_dataloaders(loader(held_out)), loss_fn), **SETTINGS,
-    )  # fmt: skip
-    for _ in range(EPOCHS):
-        for batch in batches:
-            optimizer.zero_grad()
-            runner.backward(penalty(lambda: loss_fn(model, batch)))
-            optimizer.step()
+    others = (runner.setup_dataloaders(loader(held_out)), loss_fn)
+    penalty = seht.HessianTrace(model, **SETTINGS)
+    with training(penalty, batches, EPOCHS, optimizer=optimizer, held_out=others):
+        for _ in range(EPOCHS):
+            for batch in batches:
+                optimizer.zero_grad()
+                runner.backward(penalty(lambda: loss_fn(model, batch)))
+                optimizer.step()
     report("Fabric", model, penalty)
 
 
@@ -138,15 +138,13 @@ def accelerate():
         model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), loader(train),
         loader(held_out),
     )  # fmt: skip
-    penalty = seht.HessianTrace(
-        model, total_steps=EPOCHS * len(batches), optimizer=optimizer,
-        held_out=(others, loss_fn), **SETTINGS,
-    )  # fmt: skip
-    for _ in range(EPOCHS):
-        for batch in batches:
-            optimizer.zero_grad()
-            accelerator.backward(penalty(lambda: loss_fn(model, batch)))
-            optimizer.step()
+    penalty = seht.HessianTrace(model, **SETTINGS)
+    with training(penalty, batches, EPOCHS, optimizer=optimizer, held_out=(others, loss_fn)):
+        for _ in range(EPOCHS):
+            for batch in batches:
+                optimizer.zero_grad()
+                accelerator.backward(penalty(lambda: loss_fn(model, batch)))
+                optimizer.step()
     report("Accelerate", model, penalty)
 
 

@@ -156,6 +156,9 @@ def test_the_length_of_the_training(tmp_path):
     steps = len(model.records) // runs.ACCUMULATE
     found = [record.trace is not None for record in model.records[:: runs.ACCUMULATE]]
     assert found == [False] * (steps // 2) + [True] * (steps - steps // 2)
+    short = Module(warmup=0.5)  # of 5 batches, whose last one Lightning takes for a step
+    trainer_of(tmp_path, limit_train_batches=5).fit(short, runs.loader())
+    assert short.penalty.schedule.total_steps == short.penalty.step == 5
     with pytest.warns(seht.PenaltyWarning, match="within the warm-up of 500"):
         trainer_of(tmp_path).fit(Module(warmup=500), runs.loader())
 

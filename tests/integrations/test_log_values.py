@@ -8,7 +8,8 @@ import pytest
 from helpers import closure_of, network
 
 import seht
-from seht.integrations import check_accumulation, log_values
+from seht.integrations import log_values
+from seht.integrations.length import check_accumulation
 
 
 def test_every_kind_of_step():

@@ -130,7 +130,7 @@ HELD_OUT = {
     "one batch": ((X, Y), [300, 300]),
     "as a loader gives it": ([X, Y], [300, 300]),
     "by name": ({"x": X, "y": Y}, [300, 300]),
-    "a data set": (TensorDataset(X, Y), [128, 128, 44, 128]),
+    "a data set": (TensorDataset(X, Y), [100, 100, 100, 100]),
     "batches": ([(X[:5], Y[:5]), (X[5:], Y[5:])], [5, 295, 5]),
 }
 
@@ -143,3 +143,16 @@ def test_what_the_doctor_takes_tunes_a_weight(kind):
     batches = source((data, lambda model, batch: batch[part]))
     assert isinstance(batches, HeldOutBatches)
     assert [len(batches.closure(MODEL)()) for _ in sizes] == sizes
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 128, 129, 257, 198 * 128 + 1])
+def test_no_example_of_a_data_set_is_alone(count):
+    """Batch normalisation refuses a batch of one; nor is one larger than 128."""
+    data = TensorDataset(torch.arange(float(count)))
+    batches = source((data, lambda model, batch: batch[0]))
+    found = []
+    while sum(map(len, found)) < count:
+        found.append(batches.closure(MODEL)())
+    assert torch.equal(torch.cat(found), data.tensors[0])
+    assert min(map(len, found)) > 1 or count == 1
+    assert max(map(len, found)) <= 128

@@ -36,7 +36,15 @@ OPTIMIZERS = {
     "RMSprop, centred": lambda groups: torch.optim.RMSprop(groups, centered=True),
     "NAdam": lambda groups: torch.optim.NAdam(groups, betas=(0.0, 0.9)),
     "RAdam": lambda groups: torch.optim.RAdam(groups, betas=(0.0, 0.9)),
+    "Adafactor": lambda groups: torch.optim.Adafactor(groups),
+    "Adafactor, Hugging Face's": lambda groups: adafactor(groups, scale_parameter=False),
+    "Adafactor, Hugging Face's, scaled": lambda groups: adafactor(groups, scale_parameter=True),
 }
+
+
+def adafactor(groups, **options):
+    found = pytest.importorskip("transformers.optimization")
+    return found.Adafactor(groups, relative_step=False, **options)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -44,7 +52,8 @@ def test_a_product_is_what_a_step_changes(name):
     """A step along g changes a loss with the gradient u by -(u, g), up to one common factor. A tiny
     g leaves the optimiser's squares as they are.
     """
-    model, optimizer = stepped(OPTIMIZERS[name])
+    rates = (0.05, 0.005) if "Adafactor" in name else (0.1, 0.01)  # it bounds larger ones
+    model, optimizer = stepped(OPTIMIZERS[name], rates)
     weights = trainable(model)
     metric = Preconditioner(optimizer)
     torch.manual_seed(1)
@@ -91,6 +100,15 @@ def test_rates_that_are_all_zero_say_nothing():
     model, optimizer = stepped(OPTIMIZERS["SGD"], rates=(0.0, 0.0))
     g = vector(list(trainable(model)), [torch.ones_like(p) for p in model.parameters()])
     assert Preconditioner(optimizer).inner(g, g, trainable(model)).sum() == 5 * 4 + 5 + 2 * 5 + 2
+
+
+def test_a_rate_that_the_optimiser_finds_itself():
+    """Adafactor's ``lr=None``; and nothing is known before its first step."""
+    found = pytest.importorskip("transformers.optimization")
+    model = nn.Linear(3, 2)
+    g = vector(list(trainable(model)), [torch.ones_like(p) for p in model.parameters()])
+    metric = Preconditioner(found.Adafactor(model.parameters()))
+    assert metric.inner(g, g, trainable(model)).tolist() == [6.0, 2.0]
 
 
 def test_a_mean_has_what_any_step_had():

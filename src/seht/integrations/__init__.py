@@ -3,15 +3,15 @@
 The penalty itself works in any framework, because it is one scalar and one backward pass. ``import
 seht`` imports nothing of this; :mod:`seht.integrations.lightning` and
 :mod:`seht.integrations.huggingface` import their framework. A plain loop, Fabric and Accelerate
-need only :func:`log_values`.
+need only :func:`log_values`, and :func:`training` around the loop.
 """
 
 from __future__ import annotations
 
-from seht.guards import warn
+from seht.integrations.length import training
 from seht.penalty import HessianTrace
 
-__all__ = ["check_accumulation", "log_values"]
+__all__ = ["log_values", "training"]
 
 
 def log_values(penalty: HessianTrace, prefix: str = "seht/") -> dict[str, float]:
@@ -47,13 +47,3 @@ def log_values(penalty: HessianTrace, prefix: str = "seht/") -> dict[str, float]
         "error": last.error,
     }
     return {prefix + name: value for name, value in values.items() if value is not None}
-
-
-def check_accumulation(penalty: HessianTrace, batches: int) -> None:
-    """Warn if framework and penalty accumulate different numbers of batches in a step."""
-    if batches != penalty.accumulate:
-        warn(
-            f"seht: the trainer accumulates {batches} batches in a step, the penalty "
-            f"{penalty.accumulate}, so that warmup, every and ramp count something else than "
-            f"optimiser steps; build it with HessianTrace(..., accumulate={batches})"
-        )

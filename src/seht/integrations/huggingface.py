@@ -19,7 +19,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from seht.guards import warn
-from seht.integrations import check_accumulation, log_values
+from seht.integrations import log_values
+from seht.integrations.length import batches_of, check_accumulation, counted
 from seht.penalty import HessianTrace
 
 STATE = "seht.pt"
@@ -38,8 +39,12 @@ class Follow(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The number of optimiser steps is known now, and the optimiser is there."""
-        if state.max_steps > 0:
-            self.penalty.lasts(state.max_steps)
+        steps, batches = state.max_steps, batches_of(kwargs.get("train_dataloader"))
+        if steps > 0:
+            if batches > 0:
+                together = args.gradient_accumulation_steps
+                steps = counted(steps, batches, together, self.penalty.accumulate)
+            self.penalty.lasts(steps)
         self.penalty.equip(optimizer=kwargs.get("optimizer"))
 
     def on_train_end(

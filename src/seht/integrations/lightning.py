@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from seht.extras import need
-from seht.integrations import check_accumulation, log_values
+from seht.integrations import log_values
+from seht.integrations.length import check_accumulation, counted
 from seht.penalty import HessianTrace
 
 if TYPE_CHECKING:
@@ -71,11 +72,14 @@ class SehtCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for the penalty before the first batch, and tell it how long the training is."""
-        penalty = self._penalty(pl_module)
-        check_accumulation(penalty, trainer.accumulate_grad_batches)
+        penalty, together = self._penalty(pl_module), trainer.accumulate_grad_batches
+        check_accumulation(penalty, together)
         steps = trainer.estimated_stepping_batches
         if math.isfinite(steps) and steps > 0:
-            penalty.lasts(int(steps))
+            steps, batches = int(steps), trainer.num_training_batches
+            if math.isfinite(batches) and batches > 0:
+                steps = counted(steps, int(batches), together, penalty.accumulate)
+            penalty.lasts(steps)
         if self.held_out is not None:
             penalty.equip(held_out=_there(self.held_out, trainer.strategy.batch_to_device))
 

@@ -24,7 +24,7 @@ from seht.tensors.trees import is_batch
 
 LossFn = Callable[[nn.Module, Any], Any]
 _SIZE = 128
-"""Examples of a data set that one look reads."""
+"""The most examples of a data set that one look reads."""
 
 
 class HeldOutBatches:
@@ -141,8 +141,16 @@ def _batches(data: Any) -> Iterable[Any] | None:
     if is_batch(data):  # an iterable, too, but of tensors
         return [data]
     if isinstance(data, Dataset):
-        return DataLoader(data, _SIZE)
+        return DataLoader(data, _even(_length(data)))
     return data if isinstance(data, Iterable) and not isinstance(data, (str, bytes)) else None
+
+
+def _even(count: int) -> int:
+    """The batch size that leaves no small last batch: one example alone has no batch statistics."""
+    size = -(-count // -(-count // _SIZE)) if count else _SIZE
+    while count > 1 and count % size == 1:
+        size -= 1
+    return size
 
 
 def _named(held_out: Any) -> str:

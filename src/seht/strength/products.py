@@ -20,9 +20,11 @@ from seht.tensors.process import own_gradients
 Vector = dict[str, Tensor]
 """A gradient, by the parameters' names; one that is missing is zero."""
 
-_SQUARES = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum")
-"""Where Adam (AMSGrad first), RMSprop, Adadelta and Adagrad keep the mean squares that they divide
-by."""
+_SQUARES = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "variance")
+"""Where Adam (AMSGrad first), RMSprop, Adadelta, Adagrad and Adafactor (of vectors) keep the mean
+squares that they divide by."""
+_FACTORS = (("row_var", "col_var"), ("exp_avg_sq_row", "exp_avg_sq_col"))
+"""Adafactor's mean squares of the rows and columns of a matrix, here and in Hugging Face."""
 
 
 class Preconditioner:
@@ -32,7 +34,8 @@ class Preconditioner:
         self._factors: dict[int, Any] = {}
         if optimizer is None:
             return
-        rates = [float(group.get("lr", 1.0)) for group in optimizer.param_groups]
+        given = [group.get("lr") for group in optimizer.param_groups]
+        rates = [1.0 if rate is None else float(rate) for rate in given]  # None: Adafactor's own
         # In the first step of a warm-up all rates may be 0, and say nothing about each other.
         largest = max(rates, default=0.0) or 1.0
         rates = [rate / largest for rate in rates] if any(rates) else [1.0] * len(rates)
@@ -59,7 +62,9 @@ def _divisor(
     state: Mapping[str, Any], group: Mapping[str, Any], parameter: Tensor
 ) -> Tensor | None:
     """What the optimiser divides each entry of a gradient by, if it does."""
-    eps = float(group.get("eps", 1e-8))
+    eps = group.get("eps", 1e-8)
+    if isinstance(eps, (tuple, list)):
+        return _adafactor(state, group, local(parameter), float(eps[1]))
     largest = state.get("exp_inf")
     if isinstance(largest, Tensor):  # Adamax
         return local(largest).clamp(min=eps)
@@ -72,6 +77,26 @@ def _divisor(
     if "grad_avg" in state:  # RMSprop, centred
         squares = (squares - local(state["grad_avg"]).square()).clamp(min=0.0)
     return squares.sqrt() + eps
+
+
+def _adafactor(
+    state: Mapping[str, Any], group: Mapping[str, Any], parameter: Tensor, least: float
+) -> Tensor | None:
+    """It keeps a mean square for each row and each column of a matrix, and multiplies each step by
+    the size of its tensor.
+    """
+    squares = next((state[n] for n in _SQUARES if isinstance(state.get(n), Tensor)), None)
+    for rows, columns in _FACTORS:
+        if isinstance(state.get(rows), Tensor):
+            row, column = local(state[rows]), local(state[columns])
+            if row.dim() < parameter.dim():
+                row, column = row.unsqueeze(-1), column.unsqueeze(-2)
+            squares = row * column / row.mean(-2, keepdim=True).clamp(min=1e-30)
+    if squares is None or squares.shape != parameter.shape:
+        return None
+    scaled = group.get("scale_parameter", True)
+    size = parameter.detach().square().mean().sqrt().clamp(min=least) if scaled else 1.0
+    return local(squares).clamp(min=1e-30).sqrt() / size
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

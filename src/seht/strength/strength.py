@@ -75,17 +75,17 @@ class Strength:
 
     def equip(self, held_out: Any, optimizer: torch.optim.Optimizer | None) -> None:
         """Add held-out data and the optimiser, unless there are some already."""
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                f"optimizer must be the training's optimiser, as in optimizer=optimizer, "
+                f"not {optimizer!r}"
+            )
         if held_out is not None:
             source = held.source(held_out)
             self.weight = self.weight.with_held_out()
             if self._held_out is None:
                 self._held_out = source
                 self._go_on_reading()
-        if optimizer is not None and not hasattr(optimizer, "param_groups"):
-            raise TypeError(
-                f"optimizer must be the training's optimiser, as in optimizer=optimizer, "
-                f"not {optimizer!r}"
-            )
         self._optimizer = self._optimizer or optimizer
 
     def dose(

@@ -16,7 +16,7 @@ import torch
 
 import seht
 from seht.cli import build_parser
-from seht.integrations import log_values
+from seht.integrations import log_values, training
 from seht.lab.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +89,7 @@ FUNCTIONS = [
     if callable(getattr(home, name)) and not isinstance(getattr(home, name), types.ModuleType)
 ]
 FUNCTIONS.append(("seht.integrations.log_values", log_values))
+FUNCTIONS.append(("seht.integrations.training", training))
 RECORDS = (Exception, seht.measure.results.PlainResult, seht.measure.Layer, seht.measure.Progress)
 """Things that a user is given: they need no example."""
 GIVEN = (seht.StepRecord, seht.CheckReport, seht.DoctorReport, seht.Estimator, seht.measure.Tracked)

@@ -217,8 +217,10 @@ def test_what_the_penalty_cannot_know(tmp_path):
     penalty = seht.HessianTrace(model, weight=1e-3)
     with pytest.raises(ValueError, match="pass model= instead"):
         SehtTrainer(model_init=gpt2, args=args, penalty=penalty)
-    with pytest.raises(TypeError, match=r"held_out must be a data set.*leave loss_fn out"):
-        SehtTrainer(model=model, args=args, penalty=penalty, held_out=([], lambda m, b: m(**b)))
+    loss_fn = lambda m, b: m(**b)
+    for others in (([], loss_fn), loss_fn, torch.utils.data.DataLoader(classes())):
+        with pytest.raises(TypeError, match=r"held_out must be a data set.*leave loss_fn out"):
+            SehtTrainer(model=model, args=args, penalty=penalty, held_out=others)
     args.gradient_accumulation_steps = 4
     with pytest.warns(seht.PenaltyWarning, match=r"accumulate=4\)"):
         SehtTrainer(model=model, args=args, penalty=penalty)
@@ -241,5 +243,10 @@ def test_the_length_of_the_training(tmp_path):
 
     train(0.5)
     assert found == [False] * (STEPS * ACCUMULATE // 2) + [True] * (STEPS * ACCUMULATE // 2)
+    model = Classifier()  # three batches in steps of two: each epoch ends early, with one batch
+    penalty = seht.HessianTrace(model, **{**OPTIONS, "warmup": 0.5})
+    rows, length = classes()[: 3 * BATCH], {"max_steps": -1, "num_train_epochs": 4}
+    trainer_of(tmp_path, model, rows, penalty=penalty, **length).train()
+    assert penalty.schedule.total_steps == penalty.step == 4 * 3 // ACCUMULATE
     with pytest.warns(seht.PenaltyWarning, match="within the warm-up of 500"):
         train(500)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from seht.extras import need
 
@@ -97,10 +98,11 @@ class SehtMixin:
         trainer: Any = self
         trainer.add_callback(Follow(penalty))
         if held_out is not None:
-            if isinstance(held_out, tuple) and any(map(callable, held_out)):
+            pair = isinstance(held_out, tuple) and any(map(callable, held_out))
+            if pair or callable(held_out) or isinstance(held_out, DataLoader):
                 raise TypeError(
                     "held_out must be a data set, as eval_dataset is; leave loss_fn out, the loss "
-                    "is the Trainer's own"
+                    "is the Trainer's own, and so are the batches"
                 )
             penalty.equip(held_out=(trainer.get_eval_dataloader(held_out), self._held_out_loss))
         check_accumulation(penalty, trainer.args.gradient_accumulation_steps)

@@ -22,7 +22,8 @@ from seht.task import Closure, Estimate, Task
 
 _MISSING = (
     "weight='tuned' needs held-out data: penalty(closure, held_out=lambda: "
-    "loss_fn(model(xv), yv)), or held_out=(batches, loss_fn) when it is made"
+    "loss_fn(model(xv), yv)), or held_out=(batches, loss_fn) when it is made (in Lightning "
+    "SehtCallback(held_out=), in Hugging Face SehtTrainer(held_out=))"
 )
 
 

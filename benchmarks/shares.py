@@ -1,14 +1,14 @@
 """How strong is one and the same weight on three networks?
 
-    python benchmarks/shares.py --steps 20                   # three minutes on one thread
-    python benchmarks/shares.py --steps 10 --only readme lora    # ten seconds
+    python benchmarks/shares.py --json results/shares.json       # some minutes on one thread
+    python benchmarks/shares.py --steps 10 --only readme lora    # some seconds
 
 The README's network on its random data; LoRA on a small GPT-2 (from a configuration, on the letters
 of Python's own documentation); EfficientNet-Lite0 with its ImageNet weights and a new last layer,
 on enlarged digits. Each is trained without a penalty, and asked on every step what `weight=1e-3`
 would have been: the penalty over the loss (values), and its gradient over the loss's own (averaged,
 as `share=` has it). Means over the first and the last ten steps. Needs the extras `finetune` and
-`huggingface`.
+`huggingface`. The table is in docs/which-weight.md.
 """
 
 import argparse
@@ -123,14 +123,18 @@ def main():
             print(f"{name}: not installed")
             continue
         for curvature in given.curvature:
-            values, shares = found[f"{name}, {curvature}"] = measure(make, curvature, given.steps)
+            values, shares = measure(make, curvature, given.steps)
+            found[f"{name}, {curvature}"] = {
+                said: [float(f"{value:.4g}") for value in column]
+                for said, column in (("penalty over loss", values), ("share", shares))
+            }
             first, last, early, late = (
                 f"{100 * statistics.fmean(part):.2g} %"
                 for part in (values[:10], values[-10:], shares[:10], shares[-10:])
             )
             print(f"{name:32}{curvature:9}{first:>9}{last:>9}   {early:>9}{late:>9}", flush=True)
     if given.json:
-        given.json.write_text(json.dumps(found))
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from typing import Any
 from seht.errors import NonFiniteError
 from seht.guards import warn
 from seht.strength.gap import Gap
-from seht.strength.lift import Lift
-from seht.strength.onset import Onset
 from seht.strength.path import WeightPath
+from seht.strength.regime import Regime
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
@@ -35,15 +34,14 @@ class TunedWeight(ShareWeight):
         self._tuning = tuning
         self._position = Position(math.log(tuning.home))
         self._gap = Gap()
-        self._lift = Lift()
-        self._onset = Onset() if tuning.gap > 0 else Onset(1.0)
+        self._regime = Regime() if tuning.gap > 0 else Regime(1.0)
         self._points: tuple[tuple[float, float], ...] = ()
 
     def at(self, step: int, schedule: Schedule) -> float:
         """0 until the start is known."""
         if self._unit is None:
             return 0.0
-        return self._position.share(self._tuning) * self._onset.part * self._unit
+        return self._position.share(self._tuning) * self._regime.part * self._unit
 
     def with_held_out(self) -> Weight:
         """What it needs."""
@@ -84,11 +82,10 @@ class TunedWeight(ShareWeight):
             )
         counts = self._gap.counts(self._tuning.gap)
         rate = self._tuning.rate(looks, left) if counts else 0.0
+        allowed = self._gap.factor(self._tuning.gap)
         means = self._gap.looks, self._gap.train, self._gap.held_out
-        self._lift = self._lift.after(*means)
-        if self._tuning.gap > 0:
-            self._onset = self._onset.after(*means, self._gap.factor(self._tuning.gap))
-        self._position = self._position.moved(cosine, rate, self._tuning, self._lift)
+        self._regime = self._regime.after(*means, allowed)
+        self._position = self._position.moved(cosine, rate, self._tuning, self._regime)
         self._note(step, schedule)
 
     def _note(self, step: int, schedule: Schedule) -> None:
@@ -110,8 +107,7 @@ class TunedWeight(ShareWeight):
         return super().state() | {
             "position": self._position.state(),
             "gap": self._gap.state(),
-            "lift": self._lift.state(),
-            "onset": self._onset.state(),
+            "regime": self._regime.state(),
             "points": [list(point) for point in self._points],
         }
 
@@ -120,8 +116,7 @@ class TunedWeight(ShareWeight):
         super().load_state(state)
         self._position = Position(**state["position"])
         self._gap = Gap(**state["gap"])
-        self._lift = Lift(**state["lift"])
-        self._onset = Onset(**state["onset"])
+        self._regime = Regime(**state["regime"])
         self._points = tuple((float(a), float(b)) for a, b in state["points"])
 
     def __repr__(self) -> str:

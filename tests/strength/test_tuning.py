@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import seht
-from seht.strength.regime import Regime
+from seht.strength.phase import Phase
 from seht.strength.tuning import Position
 
 LOOKS = 150
 
 
-def went(cosines, tuning=seht.Tuning(), lifts=lambda number: Regime()):  # noqa: B008  frozen
+def went(cosines, tuning=seht.Tuning(), lifts=lambda number: Phase()):  # noqa: B008  frozen
     """The shares that a training with these looks has."""
     position, found = Position(math.log(tuning.home)), []
     for number, cosine in enumerate(cosines):
@@ -34,15 +34,15 @@ def test_looks_that_all_say_more_do_not_run_away():
 
 
 def test_the_bound_is_lifted_for_a_time():
-    while_it_rises = lambda number: Regime(lifted=100 <= number < 150)
+    while_it_rises = lambda number: Phase(lifted=100 <= number < 150)
     shares = went([0.3] * 300, lifts=while_it_rises)
     assert shares[100] == pytest.approx(4.0) and max(shares[101:150]) > 8
     assert max(shares) <= 16 * (1 + 1e-9)
     assert shares[151:] == [shares[151]] * len(shares[151:])  # it neither jumps back nor goes on
     assert went([0.3] * 150 + [-0.3] * 150, lifts=while_it_rises)[-1] < 4
-    failing = lambda number: Regime(lifted=100 <= number < 150, most=0.5 if number >= 200 else 1.0)
+    failing = lambda number: Phase(lifted=100 <= number < 150, most=0.5 if number >= 200 else 1.0)
     assert went([0.3] * 300, lifts=failing)[201] == pytest.approx(4.0)
-    never = went([0.3] * 300, seht.Tuning(beyond=1), lifts=lambda number: Regime(lifted=True))
+    never = went([0.3] * 300, seht.Tuning(beyond=1), lifts=lambda number: Phase(lifted=True))
     assert max(never) == pytest.approx(4.0)
     with pytest.raises(ValueError, match="beyond must be 1"):
         seht.Tuning(beyond=0.5)
@@ -82,7 +82,7 @@ def test_sixty_held_out_examples_are_mostly_noise():
 def test_a_training_of_unknown_length_moves_at_a_fixed_rate():
     tuning = seht.Tuning()
     before = Position(0.0)
-    step = before.moved(1.0, tuning.rate(None, 1.0), tuning, Regime()).log_share
+    step = before.moved(1.0, tuning.rate(None, 1.0), tuning, Phase()).log_share
     assert step == pytest.approx(0.05)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from seht.strength.regime import LEAST
+from seht.strength.phase import LEAST
 
 _MEMORY = 20
 """The number of looks that the running means remember."""

@@ -10,7 +10,7 @@ from seht.errors import NonFiniteError
 from seht.guards import warn
 from seht.strength.gap import Gap
 from seht.strength.path import WeightPath
-from seht.strength.regime import Regime
+from seht.strength.phase import Phase
 from seht.strength.schedule import Schedule
 from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
@@ -34,14 +34,14 @@ class TunedWeight(ShareWeight):
         self._tuning = tuning
         self._position = Position(math.log(tuning.home))
         self._gap = Gap()
-        self._regime = Regime() if tuning.gap > 0 else Regime(1.0)
+        self._phase = Phase() if tuning.gap > 0 else Phase(1.0)
         self._points: tuple[tuple[float, float], ...] = ()
 
     def at(self, step: int, schedule: Schedule) -> float:
         """0 until the start is known."""
         if self._unit is None:
             return 0.0
-        return self._position.share(self._tuning) * self._regime.part * self._unit
+        return self._position.share(self._tuning) * self._phase.part * self._unit
 
     def with_held_out(self) -> Weight:
         """What it needs."""
@@ -84,8 +84,8 @@ class TunedWeight(ShareWeight):
         rate = self._tuning.rate(looks, left) if counts else 0.0
         allowed = self._gap.factor(self._tuning.gap)
         means = self._gap.looks, self._gap.train, self._gap.held_out
-        self._regime = self._regime.after(*means, allowed)
-        self._position = self._position.moved(cosine, rate, self._tuning, self._regime)
+        self._phase = self._phase.after(*means, allowed)
+        self._position = self._position.moved(cosine, rate, self._tuning, self._phase)
         self._note(step, schedule)
 
     def _note(self, step: int, schedule: Schedule) -> None:
@@ -107,7 +107,7 @@ class TunedWeight(ShareWeight):
         return super().state() | {
             "position": self._position.state(),
             "gap": self._gap.state(),
-            "regime": self._regime.state(),
+            "phase": self._phase.state(),
             "points": [list(point) for point in self._points],
         }
 
@@ -116,7 +116,7 @@ class TunedWeight(ShareWeight):
         super().load_state(state)
         self._position = Position(**state["position"])
         self._gap = Gap(**state["gap"])
-        self._regime = Regime(**state["regime"])
+        self._phase = Phase(**state["phase"])
         self._points = tuple((float(a), float(b)) for a, b in state["points"])
 
     def __repr__(self) -> str:

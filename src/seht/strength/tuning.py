@@ -17,7 +17,7 @@ What trials added to that:
 - the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
   above the training loss (:mod:`seht.strength.gap`) and has stopped falling, and grows gradually
   then, as no network bears all of it at once; it shrinks where it does harm, and where the held-out
-  loss rises in spite of it the bound is too low, and is lifted (:mod:`seht.strength.regime`);
+  loss rises in spite of it the bound is too low, and is lifted (:mod:`seht.strength.phase`);
 - late looks count less, because fewer steps are left for the weight to act: without that, the
   weight fell at the end of the training and wrong labels were learnt after all.
 """
@@ -28,7 +28,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from seht.errors import check_count, check_positive
-from seht.strength.regime import Regime
+from seht.strength.phase import Phase
 
 _FIRST, _SECOND = 0.9, 0.99
 _FALLING = 0.5
@@ -77,9 +77,9 @@ class Tuning:
         gap: the weight may apply in full if the training loss is this fraction of the held-out loss
             below it; at half of this gap or less only a fiftieth of it does. From a fiftieth it
             grows by a half from look to look, once the held-out loss has stopped falling; 0 applies
-            it from the start (:mod:`seht.strength.gap`, :mod:`seht.strength.regime`).
+            it from the start (:mod:`seht.strength.gap`, :mod:`seht.strength.phase`).
         beyond: how many times ``most`` the share may become while the held-out loss rises and the
-            training loss falls (:mod:`seht.strength.regime`); 1: never beyond ``most``.
+            training loss falls (:mod:`seht.strength.phase`); 1: never beyond ``most``.
     """
 
     start: float = 3.0
@@ -133,7 +133,7 @@ class Position:
     first: float = 0.0
     second: float = 0.0
 
-    def moved(self, cosine: float, rate: float, tuning: Tuning, regime: Regime) -> Position:
+    def moved(self, cosine: float, rate: float, tuning: Tuning, phase: Phase) -> Position:
         """The position after one more look."""
         looks = self.looks + 1
         first = _FIRST * self.first + (1 - _FIRST) * cosine
@@ -141,8 +141,8 @@ class Position:
         size = math.sqrt(second / (1 - _SECOND**looks))
         step = rate * first / (1 - _FIRST**looks) / size if size > 0 else 0.0
         step *= 1 if step > 0 else _FALLING
-        top = math.log(tuning.most * (tuning.beyond if regime.lifted else 1))
-        if not regime.harmed:  # a share that is beyond the bound by then stays: nothing jumps
+        top = math.log(tuning.most * (tuning.beyond if phase.lifted else 1))
+        if not phase.harmed:  # a share that is beyond the bound by then stays: nothing jumps
             top = max(top, self.log_share)
         return Position(_bounded(self.log_share + step, tuning, top), looks, first, second)
 

@@ -38,7 +38,7 @@ _TRAIN, _HELD_OUT = 0.1, 0.05
 
 
 @dataclass(frozen=True)
-class Regime:
+class Phase:
     """The part that applies, the most that may, and the smallest running means so far."""
 
     part: float = LEAST
@@ -57,7 +57,7 @@ class Regime:
         """Whether the penalty has done harm."""
         return self.most < 1
 
-    def after(self, looks: int, train: float, held_out: float, allowed: float) -> Regime:
+    def after(self, looks: int, train: float, held_out: float, allowed: float) -> Phase:
         """The same with the running means after one more look, where the gap allows so much."""
         if looks < _SETTLED:
             return self
@@ -71,7 +71,7 @@ class Regime:
         growth = _GROWTH if waited >= _PATIENCE else 1.0
         part = max(LEAST, min(allowed, most, growth * self.part))
         lifted = most == 1 and not less and _above(held_out, lowest[1], _HELD_OUT)
-        return Regime(part, most, *lowest, then, waited, lifted)
+        return Phase(part, most, *lowest, then, waited, lifted)
 
     def state(self) -> dict[str, float]:
         """Plain numbers."""

@@ -1,11 +1,11 @@
 """Does the tuned weight do harm? The tables of `docs/evidence/weight.md` that say so.
 
     python scripts/figures/regimes.py                         # the tables, from the records
-    python scripts/figures/regimes.py --rule onset --gather DIR DIR ... --underfit FILE
+    python scripts/figures/regimes.py --rule phase --gather DIR DIR ... --underfit FILE
 
 The records (`results/regimes.json.xz`) are runs of `docs/evidence/weight-protocol.md`: of folders
 that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did. A run that is
-gathered for a rule (`gap`, `lift`, `onset`) takes the place of the same run before; others stay.
+gathered for a rule (`gap`, `lift`, `onset`, `phase`) takes the place of the same run before; others stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weight import ROOT, fill, joined, paired
 RECORDS = ROOT / "results" / "regimes.json.xz"
 WORSE = {"accuracy": 1.0, "perplexity": 1.0}
 """How far below is too far: points, per cent."""
-RULES = ("gap", "lift", "onset")
+RULES = ("gap", "lift", "onset", "phase")
 """Of the tuned weight, in the order in which they were judged."""
 Run = dict[str, Any]
 

@@ -7,7 +7,8 @@ The records (`results/weight.json.xz`) are the runs of `docs/evidence/weight-pro
 from the folders that `seht compare` wrote, and the search for a share that came before them. A run
 that is gathered takes the place of the same run before, and others stay; `gap` is the rule that
 sees the regime, `lift` the one whose bound can be lifted, `photographs` that one on small images;
-`onset` and `photographs-onset` are the one that grows gradually.
+`onset` and `photographs-onset` are the one that grows gradually, `phase` and `photographs-phase`
+the one that waits while the held-out loss falls.
 """
 
 from __future__ import annotations
@@ -179,6 +180,8 @@ PHOTOGRAPHS = Question(
     "photographs", (0.4, 0.0), ("1,600", "all 2,000"), 5, "share=2.0", 3, 2, interval=False
 )
 PHOTOGRAPHS_ONSET = replace(PHOTOGRAPHS, kind="photographs-onset")
+DIGITS_PHASE = Question("phase")
+PHOTOGRAPHS_PHASE = replace(PHOTOGRAPHS, kind="photographs-phase")
 
 
 def table(runs: list[Run], asked: Question) -> str:
@@ -256,6 +259,8 @@ def main() -> None:
     fill("photographs", table(runs, PHOTOGRAPHS))
     fill("onset", table(runs, DIGITS_ONSET))
     fill("photographs-onset", table(runs, PHOTOGRAPHS_ONSET))
+    fill("phase", table(runs, DIGITS_PHASE))
+    fill("photographs-phase", table(runs, PHOTOGRAPHS_PHASE))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small import train
 
-from seht.lab.data import features, files
+from seht.lab.data import files, images
 from seht.lab.methods import METHODS
 from seht.lab.methods.parse import options
 from seht.lab.recipes import RECIPES, override, recipe
@@ -104,8 +104,8 @@ def test_it_runs(name, method, official, tmp_path, monkeypatch):
     package = PACKAGES.get(made.data.name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    monkeypatch.setattr(features, "POOL", 60)
-    monkeypatch.setattr(features, "TEST", 20)
+    monkeypatch.setattr(images, "SEEN", 60)
+    monkeypatch.setattr(images, "SEEN_TEST", 20)
     message = None if method == TUNED else refused(made, method)
     if message is not None:
         with pytest.raises(RunError, match=message):

@@ -9,8 +9,8 @@ import torch
 from real_data import needs
 
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
-from seht.lab.data import DataError, augment, files, images, load, pickles
-from seht.lab.data.examples import Examples, Labelled
+from seht.lab.data import DataError, files, images, load
+from seht.lab.data.examples import Examples, Labelled, crop_flip, draw
 from seht.lab.recipes import override, recipe
 
 
@@ -147,15 +147,15 @@ def by_hand(image, padding, dy, dx, flip):
 @pytest.mark.parametrize("padding, flip", [(0, True), (1, False), (2, True), (4, True)])
 def test_crop_and_flip_against_plain_python(padding, flip):
     batch = torch.randint(256, (40, 3, 6, 5), dtype=torch.uint8)
-    draws = augment.draw(40, padding, flip, torch.Generator().manual_seed(1))
-    got = augment.crop_flip(batch, padding, draws)
+    draws = draw(40, padding, flip, torch.Generator().manual_seed(1))
+    got = crop_flip(batch, padding, draws)
     for i, image in enumerate(batch):
         one = (int(draws.dy[i]), int(draws.dx[i]), bool(draws.flip[i]))
         assert torch.equal(got[i], by_hand(image, padding, *one))
 
 
 def test_every_shift_and_flip_is_equally_likely():
-    draws = augment.draw(81 * 2 * 400, 4, True, torch.Generator().manual_seed(0))
+    draws = draw(81 * 2 * 400, 4, True, torch.Generator().manual_seed(0))
     counts = Counter(zip(draws.dy.tolist(), draws.dx.tolist(), draws.flip.tolist(), strict=True))
     assert len(counts) == 9 * 9 * 2
     chi = sum((c - 400) ** 2 / 400 for c in counts.values())
@@ -163,7 +163,7 @@ def test_every_shift_and_flip_is_equally_likely():
 
 
 def test_no_flip_and_no_crop():
-    draws = augment.draw(100, 0, False, torch.Generator().manual_seed(0))
+    draws = draw(100, 0, False, torch.Generator().manual_seed(0))
     assert not draws.flip.any() and not draws.dx.any() and not draws.dy.any()
 
 
@@ -186,7 +186,7 @@ def test_pickles_hold_arrays_and_nothing_that_runs(tmp_path):
     path = tmp_path / "batch"
     array = np.arange(12, dtype=np.uint8).reshape(3, 4)
     path.write_bytes(pickle.dumps({b"data": array, b"labels": [1, 2]}, protocol=3))
-    read = pickles.load(path)
+    read = images.unpickled(path)
     assert (read[b"data"] == array).all() and read[b"labels"] == [1, 2]
 
     class Runs:
@@ -196,11 +196,11 @@ def test_pickles_hold_arrays_and_nothing_that_runs(tmp_path):
     for attack in (Runs(), {b"data": Runs()}):
         path.write_bytes(pickle.dumps(attack, protocol=3))
         with pytest.raises(DataError, match=r"asks for .*open"):
-            pickles.load(path)
+            images.unpickled(path)
     assert not (tmp_path / "trace").exists()
     path.write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(DataError, match="holds no dictionary"):
-        pickles.load(path)
+        images.unpickled(path)
 
 
 @pytest.mark.parametrize("name, classes", [("cifar10", 10), ("cifar100", 100)])
@@ -271,7 +271,7 @@ def test_a_damaged_batch_is_never_unpickled(tmp_path, monkeypatch):
     damaged = tmp_path / "cifar-10-batches-py/data_batch_3"
     damaged.unlink()
     damaged.write_bytes(body)
-    monkeypatch.setattr(pickles, "load", lambda path: pytest.fail(f"{path} was unpickled"))
+    monkeypatch.setattr(images, "unpickled", lambda path: pytest.fail(f"{path} was unpickled"))
     images._cifar.cache_clear()
     with pytest.raises(DataError, match="data_batch_3 is cut short or altered: sha256:0f00d98e"):
         load(recipe("cifar10-low"), 0, data_dir=tmp_path)

@@ -10,7 +10,7 @@ from small import FEW, digits, train
 from seht.lab.compare import Comparison, Entry
 from seht.lab.config import DataConfig
 from seht.lab.data import DataError, examples, images, load
-from seht.lab.data.labels import replaced, share_wrong
+from seht.lab.data.examples import replaced, share_wrong
 from seht.lab.methods.parse import parse
 from seht.lab.recipes import RECIPES, identity, override, recipe
 from seht.lab.report.load import load as load_report

@@ -10,7 +10,7 @@ from small import digits, pydocs, train
 
 from seht.lab import calibration
 from seht.lab.data import load as load_data
-from seht.lab.data.seeds import generator
+from seht.lab.data.examples import generator
 from seht.lab.evaluate import evaluate
 from seht.lab.models import CNN, build
 from seht.lab.recipes import identity, recipe

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from seht.lab.data.seeds import generator
+from seht.lab.data.examples import generator
 from seht.measure.robustness import rounded
 
 BITS = (8, 4, 3)

@@ -53,7 +53,7 @@ def load(
     device: str = "cpu",
 ) -> Data:
     """The data of a run; files are found or fetched, and verified, by :mod:`.files`."""
-    from seht.lab.data import examples, features, images, own, tables, text
+    from seht.lab.data import examples, images, own, tables, text
 
     if recipe.task == "text":
         return text.Text(text.corpus(recipe.data, data_dir), recipe, device)
@@ -61,7 +61,7 @@ def load(
     if name.startswith("own-"):
         source = own.own(recipe.data, data_dir)
     elif recipe.task == "features":
-        source = features.features(data_dir)
+        source = images.features(data_dir)
     else:
         source = images.pictures(name, data_dir) if recipe.task == "image" else tables.table(name)
     return examples.Examples(source, recipe, seed, device)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seht.lab.config import DataConfig, Recipe
-from seht.lab.data import augment, labels
 from seht.lab.data.files import DataError
-from seht.lab.data.seeds import generator
 from seht.lab.methods.base import Batch
 
 
@@ -45,12 +45,12 @@ class Examples:
         order = torch.randperm(len(source.x), generator=generator(seed, "split")).to(device)
         if config.balanced:
             order = balanced(order, source.y.to(device))
-        given = labels.replaced(source.y, source.classes, config, seed)
+        given = replaced(source.y, source.classes, config, seed)
         x, y = source.x.to(device), given.to(device)
         # The examples themselves are shared between runs; a split is a list of places.
         self._splits = {"train": (x, y, order[train]), "valid": (x, y, order[valid])}
         self.wrong = {
-            name: labels.share_wrong(given, source.y, places.cpu())
+            name: share_wrong(given, source.y, places.cpu())
             for name, (_, _, places) in self._splits.items()
             if config.noise and len(places)
         }
@@ -77,14 +77,14 @@ class Examples:
         x, y, places = self._splits["train"]
         random = generator(self._seed, "epoch", epoch)
         order = places[torch.randperm(len(places), generator=random).to(x.device)]
-        drawn = augment.draw(len(order), config.crop, config.flip, random)
-        drawn = augment.Draws(*(choice.to(x.device) for choice in drawn))
+        drawn = draw(len(order), config.crop, config.flip, random)
+        drawn = Draws(*(choice.to(x.device) for choice in drawn))
         for first in range(start * size, len(order), size):
             part = slice(first, first + size)
             batch = x[order[part]]
             if config.crop or config.flip:
-                draws = augment.Draws(*(choice[part] for choice in drawn))
-                batch = augment.crop_flip(batch, config.crop, draws)
+                draws = Draws(*(choice[part] for choice in drawn))
+                batch = crop_flip(batch, config.crop, draws)
             yield Batch(self._normalise(batch), y[order[part]])
 
     def eval_batches(self, split: str, limit: int | None = None) -> Iterator[Batch]:
@@ -128,3 +128,72 @@ def split(config: DataConfig, count: int) -> tuple[slice, slice]:
             f"data.validation ({config.validation}) are more; lower one of them"
         )
     return slice(0, first if config.within else size), slice(first, last)
+
+
+def generator(*what: int | str) -> torch.Generator:
+    """A generator for this purpose: any change of seed, name or epoch gives an unrelated one.
+
+    Data never depends on the global random state.
+    """
+    made = hashlib.sha256(repr(what).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(made[:8], "big", signed=True))
+
+
+# --- wrong labels -----------------------------------------------------------------------------
+
+# Each image draws for itself, whatever the size of the training data and whichever split it is in:
+# more images, or none for validation, leave the labels of the others as they are, and with a larger
+# fraction every label that was replaced before still is.
+
+
+def replaced(y: Tensor, classes: int, config: DataConfig, seed: int) -> Tensor:
+    """The labels with ``noise`` of them replaced; those given are left alone.
+
+    ``uniform``: drawn anew from all classes, so that 1 - 1 / classes of the replaced are wrong.
+    ``pair``: the next class, and the first after the last.
+    """
+    if not config.noise:
+        return y
+    draw = generator(seed, "labels")
+    chosen = torch.rand(len(y), generator=draw, dtype=torch.float64) < config.noise
+    if config.noise_kind == "pair":
+        other = (y + 1) % classes
+    else:
+        other = torch.randint(classes, y.shape, generator=draw, dtype=y.dtype)
+    return torch.where(chosen, other, y)
+
+
+def share_wrong(given: Tensor, true: Tensor, places: Tensor) -> float:
+    """The fraction of these labels that are not the true ones."""
+    return (given[places] != true[places]).double().mean().item()
+
+
+# --- random crops and flips of a whole batch at once ------------------------------------------
+
+# The pixels are those of the recipe's original order: pad with black, crop, flip, then normalise.
+
+
+class Draws(NamedTuple):
+    """The random choices for some images: one entry each."""
+
+    dy: Tensor
+    """Rows cut off above, of the padded image: 0 .. 2 * padding."""
+    dx: Tensor
+    flip: Tensor
+
+
+def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> Draws:
+    """The choices for `count` images. The same numbers are drawn whatever is switched off."""
+    dy, dx = torch.randint(2 * padding + 1, (2, count), generator=generator)
+    coin = torch.randint(2, (count,), generator=generator).bool()
+    return Draws(dy, dx, coin if flip else torch.zeros_like(coin))
+
+
+def crop_flip(images: Tensor, padding: int, draws: Draws) -> Tensor:
+    """Shift each image by its own draw, black coming in from the border, and mirror some."""
+    count, _, height, width = images.shape
+    if padding:
+        padded = torch.nn.functional.pad(images, (padding,) * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # every crop, as views
+        images = windows[torch.arange(count, device=images.device), :, draws.dy, draws.dx]
+    return torch.where(draws.flip.view(-1, 1, 1, 1), images.flip(3), images)

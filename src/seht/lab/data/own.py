@@ -1,11 +1,12 @@
 """A user's own examples, out of a NumPy file: ``x`` and ``y``, and ``x_test`` and ``y_test``.
 
-A table may also be a CSV file (:mod:`seht.lab.data.sheets`). Without a test set a fifth of the
-examples, the same for every seed, is taken.
+A table may also be a CSV file. Without a test set a fifth of the examples, the same for every seed,
+is taken.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 from pathlib import Path
@@ -15,7 +16,7 @@ from zipfile import BadZipFile
 import torch
 
 from seht.lab.config import DataConfig, Recipe
-from seht.lab.data import files, sheets
+from seht.lab.data import files
 from seht.lab.data.examples import Labelled
 from seht.lab.data.files import DataError
 from seht.lab.data.tables import divided, scaled
@@ -99,9 +100,63 @@ def _arrays(path: Path, name: str) -> dict[str, Any]:
     if path.suffix.lower() in (".csv", ".tsv"):
         if name != _TABLE:
             raise DataError(f"{path} is a table, for the recipe {_TABLE}; {name} reads a .npz file")
-        return sheets.arrays(path)
+        return sheet(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
     except (OSError, EOFError, ValueError, TypeError, AttributeError, BadZipFile) as error:
         raise DataError(f"{path} is no file of arrays; numpy.savez writes one") from error
+
+
+def sheet(path: Path) -> dict[str, Any]:
+    """``x`` and ``y`` of a CSV file, the label last; its first line may have the columns' names."""
+    import numpy as np
+
+    rows = _rows(path)
+    number, first = rows[0]
+    names = [f"column {place}" for place in range(1, len(first) + 1)]
+    if any(_number(cell) is None for cell in first[:-1]):
+        names = [f"column {cell!r}" for cell in first]
+        rows = rows[1:]
+    if len(first) < 2 or not rows:
+        raise DataError(f"{path} must have a row for each example, with its label at the end")
+    table: list[list[float]] = []
+    for number, cells in rows:
+        if len(cells) != len(first):
+            raise DataError(f"{path}, line {number} has {len(cells)} cells, not {len(first)}")
+        table.append([_value(path, number, *both) for both in zip(names, cells[:-1], strict=False)])
+    words = [cells[-1].strip() for _, cells in rows]
+    numbers = [_number(word) for word in words]
+    return {"x": np.array(table), "y": np.array(words if None in numbers else numbers)}
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """The cells of each line that has some, with its number."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=line.count))
+            rows = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from error
+    if not rows:
+        raise DataError(f"{path} is empty")
+    return rows
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _value(path: Path, line: int, name: str, cell: str) -> float:
+    value = _number(cell)
+    if value is None:
+        raise DataError(
+            f"{path}, line {line}, {name}: {cell.strip()!r} is not a number; turn words into "
+            "numbers, fill or drop what is missing (the label is the last column)"
+        )
+    return value

@@ -13,9 +13,9 @@ import seht
 from seht.lab import checkpoint
 from seht.lab.events import Events
 from seht.lab.methods import METHODS, parse
+from seht.lab.optimizers import rate
 from seht.lab.progress import Bar, Lines
 from seht.lab.records import RunError
-from seht.lab.schedule import rate
 from seht.lab.training import Training, mix
 
 IMAGES = [name for name, method in METHODS.items() if "image" in method.tasks]

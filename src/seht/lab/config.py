@@ -1,13 +1,20 @@
-"""Recipes: complete, typed descriptions of an experiment that can be saved and loaded.
+"""Recipes: complete, typed descriptions of an experiment that can be saved and loaded, and checks
+that they can be trained.
 
 Data flows one way: recipe, data, model, method, loop, records, report.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
+
+from seht.errors import unknown
 
 KINDS = {
     "image": ("cifar10", "cifar100", "digits", "own-images"),
@@ -25,6 +32,8 @@ MODELS = {
     "text": ("lstm", "gru", "gpt"),
 }
 """The networks that take the data of a task."""
+NOISES, NORMS, OPTIMIZERS = ("uniform", "pair"), ("batch", "group", "none"), ("sgd", "adamw")
+SCHEDULES = ("cosine", "onecycle", "steps", "plateau", "constant")
 
 
 class Between(NamedTuple):
@@ -176,3 +185,109 @@ class Recipe:
     def task(self) -> str:
         """A key of ``KINDS``: all but ``text`` (language modelling) are classification."""
         return next((task for task, names in KINDS.items() if self.data.name in names), "image")
+
+
+class Leaf(NamedTuple):
+    """A field of a recipe, or of one of its parts."""
+
+    owner: Any
+    """The class that has it."""
+    hint: Any
+    """Its type."""
+    default: Any
+    ranges: tuple[Between, ...]
+    of: Callable[[Recipe], Any]
+    """Its value in a recipe."""
+
+
+def _leaves(kind: Any, prefix: str = "") -> dict[str, Leaf]:
+    found: dict[str, Leaf] = {}
+    hints, full = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
+    for part in fields(kind):
+        name, hint = prefix + part.name, hints[part.name]
+        if is_dataclass(hint):
+            found |= _leaves(hint, f"{name}.")
+        else:
+            ranges = getattr(full[part.name], "__metadata__", ())
+            found[name] = Leaf(kind, hint, part.default, ranges, attrgetter(name))
+    return found
+
+
+LEAVES = _leaves(Recipe)
+"""Every field of a recipe by its dotted name, such as ``model.width``."""
+
+
+def check(recipe: Recipe) -> None:
+    """Raise a :class:`ValueError` of one line if the recipe cannot be trained."""
+    data, model, optim = recipe.data, recipe.model, recipe.optim
+    _one_of("data.name", data.name, tuple(itertools.chain(*KINDS.values())))
+    _one_of("model.name", model.name, MODELS[recipe.task])
+    _one_of("model.norm", model.norm, NORMS)
+    _one_of("optim.name", optim.name, OPTIMIZERS)
+    _one_of("optim.schedule", optim.schedule, SCHEDULES)
+    _one_of("data.noise_kind", data.noise_kind, NOISES)
+    for name, leaf in LEAVES.items():
+        for allowed in leaf.ranges:
+            _check_range(name, leaf.of(recipe), allowed)
+    if model.dropout >= 1:
+        raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
+    for name, beta in (("momentum", optim.momentum), ("beta2", optim.beta2)):
+        if optim.name == "adamw" and beta >= 1:
+            raise ValueError(f"optim.{name} must be below 1 with optim.name adamw, not {beta}")
+    if model.name == "gpt" and model.embedding % model.heads:
+        raise ValueError(
+            f"model.embedding ({model.embedding}) must be a multiple of model.heads ({model.heads})"
+        )
+    if model.name == "wrn" and (model.depth - 4) % 6:
+        raise ValueError(f"model.depth must be 6n + 4 (10, 16, 22, 28 ...), not {model.depth}")
+    if optim.schedule == "plateau" and recipe.task != "text" and not data.validation:
+        raise ValueError(
+            "optim.schedule plateau looks at the validation loss, and data.validation is 0; hold "
+            "some examples out, or choose another schedule"
+        )
+    _check_data(recipe)
+    if data.file is not None and not data.name.startswith("own-"):
+        raise ValueError("data.file belongs to own-table, own-series and own-images; choose one")
+
+
+def _check_data(recipe: Recipe) -> None:
+    """Check the fields about labels and pixels."""
+    data = recipe.data
+    if not 0 <= data.noise < 1:
+        raise ValueError(f"data.noise must be in [0, 1), not {data.noise}")
+    if data.noise_kind == "pair" and data.noise >= 0.5:
+        raise ValueError(
+            f"data.noise must be below 0.5 with data.noise_kind pair, not {data.noise}: most of a "
+            "class would have the other's label"
+        )
+    labels = ("noise", "within", "balanced")
+    pixels = ("average", *(() if recipe.task == "text" else ("crop", "flip")))
+    for about, names, tasks in (
+        ("examples with labels", labels, [task for task in KINDS if task != "text"]),
+        ("images", pixels, ("image",)),
+    ):
+        for name in () if recipe.task in tasks else names:
+            if getattr(data, name) != LEAVES[f"data.{name}"].default:
+                known = itertools.chain(*(KINDS[task] for task in tasks))
+                raise ValueError(
+                    f"data.{name} is about {about}, and {data.name} is {recipe.task}; leave it "
+                    f"out, or choose one of {', '.join(known)}"
+                )
+    if data.within and data.size is not None and data.validation >= data.size:
+        raise ValueError(
+            f"data.validation ({data.validation}) is cut from the data.size ({data.size}) "
+            "examples and leaves none to train on; lower it"
+        )
+
+
+def _check_range(name: str, value: float | None, allowed: Between) -> None:
+    if value is None or (allowed.least <= value <= allowed.most and value < math.inf):
+        return
+    if value > allowed.most:
+        raise ValueError(f"{name} must be at most {allowed.most:,}, not {value}")
+    raise ValueError(f"{name} must be a finite number of at least {allowed.least}, not {value}")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(unknown(name, value, known))

@@ -11,16 +11,15 @@ import functools
 import inspect
 import itertools
 import math
+import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from seht.commands.numbers import as_real, as_whole
+from seht.commands.numbers import as_real, as_whole, shown
 from seht.errors import unknown
-from seht.lab import config
-from seht.lab.checking import check
-from seht.lab.config import Recipe
-from seht.lab.values import from_plain, from_text, words
+from seht.lab.config import LEAVES, Recipe, check
 
 # Changing one of these leaves it the paper's experiment: the machine, and what we hold out.
 OURS = {"threads", "precision", "eval_batch", "data.validation", "spectrum", "robustness", "curve"}
@@ -37,7 +36,8 @@ _LATER = frozenset(
         "model.heads",
     }
 )
-_FIXED = ("name", "paper", "settings")  # settings are fields below, one for each option
+CHANGEABLE = [name for name in LEAVES if name not in ("name", "paper", "settings")]
+"""The names of a recipe's own fields; settings are further ones, one for each option."""
 
 
 class Field(NamedTuple):
@@ -54,8 +54,8 @@ class Field(NamedTuple):
 def fields(recipe: Recipe) -> list[Field]:
     """Every field of a recipe, and the settings it has for methods."""
     found = [
-        Field(name, words(hint), value, _help(type(owner).__name__).get(name.split(".")[-1], ""))
-        for name, (owner, hint, value) in _leaves(recipe).items()
+        Field(name, words(LEAVES[name].hint), LEAVES[name].of(recipe), _help(name))
+        for name in CHANGEABLE
     ]
     for method, options in recipe.settings.items():
         for option, value in options.items():
@@ -70,7 +70,6 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
     The options of methods are ``settings.METHOD.OPTION``. What is no longer the paper's experiment
     loses its place beside the paper's figures.
     """
-    known = _leaves(recipe)
     values = to_dict(recipe)
     changed = set()
     for name, text in changes.items():
@@ -84,10 +83,10 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
                 changed.add(name)
             before[option] = value
             continue
-        if name not in known:
-            raise ValueError(unknown("field", name, [*known, "settings.METHOD.OPTION"]))
-        value = from_text(name, known[name][1], text)
-        if value != known[name][2]:
+        if name not in CHANGEABLE:
+            raise ValueError(unknown("field", name, [*CHANGEABLE, "settings.METHOD.OPTION"]))
+        value = from_text(name, LEAVES[name].hint, text)
+        if value != LEAVES[name].of(recipe):
             changed.add(name)
         part, _, leaf = name.rpartition(".")
         (values[part] if part else values)[leaf] = value
@@ -106,18 +105,12 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The recipe as records of any version say it: without newer fields that have their default."""
-    return _without_later(recipe, to_dict(recipe), "")
-
-
-def _without_later(kind: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    kept = {}
-    for name, value in values.items():
-        if dataclasses.is_dataclass(part := getattr(kind, name)):
-            kept[name] = _without_later(part, value, f"{name}.")
-        elif f"{prefix}{name}" not in _LATER or value != defaults[name]:
-            kept[name] = value
-    return kept
+    values = to_dict(recipe)
+    for name in _LATER:
+        part, _, leaf = name.rpartition(".")
+        if LEAVES[name].of(recipe) == LEAVES[name].default:
+            del (values[part] if part else values)[leaf]
+    return values
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -129,19 +122,6 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 # --- types ------------------------------------------------------------------------------------
-
-
-def _leaves(recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
-    """Owner, type and value of every field by its dotted name."""
-    found: dict[str, tuple[Any, Any, Any]] = {}
-    for name, hint in typing.get_type_hints(Recipe).items():
-        value = getattr(recipe, name)
-        if dataclasses.is_dataclass(value):
-            for leaf, kind in typing.get_type_hints(type(value)).items():
-                found[f"{name}.{leaf}"] = (value, kind, getattr(value, leaf))
-        elif name not in _FIXED:
-            found[name] = (recipe, hint, value)
-    return found
 
 
 def _made(kind: type[Any], values: Any, prefix: str) -> Any:
@@ -179,19 +159,85 @@ def _literal(text: str) -> Any:
     return word
 
 
+def _help(name: str) -> str:
+    """The string below a field in :mod:`seht.lab.config`."""
+    return _texts(LEAVES[name].owner).get(name.rpartition(".")[2], "")
+
+
 @functools.cache
-def _help(kind: str) -> dict[str, str]:
-    """The strings below the fields of a dataclass in :mod:`seht.lab.config`."""
+def _texts(kind: type[Any]) -> dict[str, str]:
+    """The string below each field of a dataclass."""
     found: dict[str, str] = {}
-    tree = ast.parse(inspect.getsource(config))
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind)
-    for field, after in itertools.pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            text = " ".join(str(after.value.value).split()).replace("``", "")
-            found[field.target.id] = text
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    for field, after in itertools.pairwise(tree.body):  # type: ignore[attr-defined]
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            text = ast.literal_eval(after.value)
+            found[ast.unparse(field.target)] = " ".join(text.split()).replace("``", "")
     return found
+
+
+# --- values in the type that an annotation asks for -------------------------------------------
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_READ: dict[Any, typing.Callable[[str], Any]] = {
+    bool: lambda word: _BOOLEANS[word.lower()],
+    int: as_whole,
+    float: as_real,
+    str: str,
+    tuple: lambda word: tuple(as_whole(part) for part in word.split(",") if part.strip()),
+}
+_WORDS = {
+    bool: "true or false",
+    dict: "options by method",
+    float: "a number",
+    int: "a whole number",
+    str: "a word",
+    tuple: "whole numbers with commas",
+}
+
+
+def from_text(name: str, hint: Any, text: str) -> Any:
+    """Parse a user's text; of several possible types the first that fits."""
+    kinds, optional = _kinds(hint)
+    word = text.strip()
+    if optional and word.lower() == "none":
+        return None
+    for kind in kinds:
+        with suppress(ValueError, KeyError):
+            return _READ[kind](word)
+    raise ValueError(f"{name} must be {words(hint)}, not {shown(text)}")
+
+
+def to_text(value: Any) -> str:
+    """The text of a value, which :func:`from_text` reads back."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def from_plain(name: str, hint: Any, value: Any) -> Any:
+    """A value from a record, where an int may stand for a float, and a list for a tuple."""
+    (kind, *_), optional = _kinds(hint)
+    if optional and value is None:
+        return None
+    if kind is tuple and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+        return tuple(value)
+    if kind is float and type(value) is int and abs(value) < 2**1000:
+        return float(value)
+    if kind is dict and isinstance(value, Mapping):
+        if all(isinstance(options, Mapping) for options in value.values()):
+            return {key: dict(options) for key, options in value.items()}
+    elif type(value) is kind:
+        return value
+    raise ValueError(f"{name} must be {words(hint)}, not {value!r}")
+
+
+def words(hint: Any) -> str:
+    """``a whole number or none``."""
+    kinds, optional = _kinds(hint)
+    return _WORDS[kinds[-1]] + (" or none" if optional else "")
+
+
+def _kinds(hint: Any) -> tuple[list[Any], bool]:
+    """The types of an annotation that can be written down, and whether it may be ``None``."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(option) or option for option in options]
+    return [kind for kind in kinds if kind in _WORDS], type(None) in options

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from seht import WeightPath
-from seht.lab.checking import check
-from seht.lab.config import Recipe
+from seht.lab.config import Recipe, check
 from seht.lab.records import RunError
 from seht.lab.trials import Trial
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 from seht.commands.numbers import real
@@ -40,23 +38,12 @@ def add_shared(parser: Any, default: str) -> None:
         nargs=0,
         help="this, recipes and methods; after a recipe, its fields",
     )
-    for name in field_names():
+    from seht.lab.fields import CHANGEABLE
+
+    for name in CHANGEABLE:
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*spellings, dest=f"field:{name}", default=None, help=argparse.SUPPRESS)
     parser.set_defaults(extras=True)
-
-
-def field_names() -> Iterator[str]:
-    """``epochs``, ``data.size``, ``model.width`` ...: the same for every recipe."""
-    from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
-
-    parts = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig}
-    for field in dataclasses.fields(Recipe):
-        if field.name in parts:
-            for inner in dataclasses.fields(parts[field.name]):
-                yield f"{field.name}.{inner.name}"
-        elif field.name not in ("name", "paper", "settings"):
-            yield field.name
 
 
 class _Help(argparse.Action):
@@ -84,7 +71,7 @@ class _Help(argparse.Action):
 
 def _described(dotted: str, kind: str, value: Any, about: str) -> str:
     """A field with its value as one would type it, and what it means in a column of its own."""
-    from seht.lab.values import to_text
+    from seht.lab.fields import to_text
 
     shown = ",".join(map(str, value)) if isinstance(value, tuple) else to_text(value)
     head = f"  --{dotted:<20} {shown:<12} "

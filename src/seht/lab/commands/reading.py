@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from seht.commands.outputs import plain_warnings
-from seht.lab.commands.arguments import field_names
 
 if TYPE_CHECKING:
     from seht.lab.config import Recipe
@@ -47,6 +46,7 @@ _INTERNAL = frozenset({"argv", "command", "extra", "extras", "recipe", "rest", "
 def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """``--settings.seht-d.weight 0.1`` and ``--settings.seht-d.weight=0.1``."""
     from seht.errors import unknown
+    from seht.lab.fields import CHANGEABLE
     from seht.lab.methods import METHODS
     from seht.lab.methods.parse import options
 
@@ -58,7 +58,7 @@ def _settings(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
                 raise ValueError(f"{word!r} is one argument too many; see seht COMMAND --help")
             own = [key for key in vars(arguments) if ":" not in key and key not in _INTERNAL]
             known = [f"--{option.replace('_', '-')}" for option in own]
-            known += [f"--{field}" for field in [*field_names(), "settings.METHOD.OPTION"]]
+            known += [f"--{field}" for field in [*CHANGEABLE, "settings.METHOD.OPTION"]]
             raise ValueError(unknown("option", name, known))
         if not equals:
             value = next(words, "")

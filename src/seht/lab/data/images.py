@@ -101,8 +101,8 @@ class _Reader(pickle.Unpickler):
         return getattr(numpy, name)
 
 
-SEEN, SEEN_TEST = 2000, 2000
-"""Images for training and tests that a pretrained network sees, 7 ms each; the same for every seed."""
+SEEN, SEEN_TEST = 2000, 2000  # each takes 7 ms
+"""Images for training and for tests that a pretrained network sees: the same for every seed."""
 
 
 def features(data_dir: str | os.PathLike[str] | None = None) -> Labelled:

@@ -11,10 +11,10 @@ from typing import Any
 from seht import WeightPath
 from seht.errors import unknown
 from seht.lab.config import KINDS, Recipe
+from seht.lab.fields import from_text, to_text
 from seht.lab.methods import METHODS
 from seht.lab.methods.base import Method
 from seht.lab.methods.combined import Combined
-from seht.lab.values import from_text, to_text
 
 _PART = re.compile(r"\s*(?P<name>[^()\s]+)\s*(\((?P<options>[^()]*)\))?\s*")
 _MOST = 10**12  # of steps or probes: beyond it torch's counters overflow

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from seht.errors import unknown
-from seht.lab.config import MODELS
+from seht.lab.config import MODELS, NORMS
 from seht.lab.models.gpt import GPT, GPTBlock
 from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
 from seht.lab.models.images import resnet18 as resnet18
 from seht.lab.models.lite0 import Lite0Top
 from seht.lab.models.mlp import MLP
-from seht.lab.models.parts import ACTIVATIONS, NORMS
+from seht.lab.models.parts import ACTIVATIONS
 from seht.lab.models.text import RecurrentLM
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seht.errors import unknown
+from seht.lab.config import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -18,7 +19,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
     "tanh": torch.tanh,
 }
-NORMS = ("batch", "group", "none")
 
 
 def activated(name: str) -> Callable[[Tensor], Tensor]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seht.errors import unknown
-from seht.lab.checking import check
-from seht.lab.config import Recipe
+from seht.lab.config import Recipe, check
 from seht.lab.fields import Field, fields, from_dict, identity, override, to_dict
 from seht.lab.recipes import few, noisy, other, own, paper, small, text
 

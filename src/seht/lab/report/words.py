@@ -8,11 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
-from seht.lab.fields import OURS
+from seht.lab.fields import OURS, to_text
 from seht.lab.report.columns import columns, trace_in_words
 from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
 from seht.lab.report.rows import BETTER, WORSE, ReportTable
-from seht.lab.values import to_text
 
 
 def title(table: ReportTable) -> str:

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from seht.lab.compare import Comparison, Entry
-from seht.lab.locks import lock_of
 from seht.lab.methods.parse import parse
+from seht.lab.places import lock_of
 from seht.lab.recipes import override, recipe
 from seht.lab.schedulers.local import InTurn
 from seht.lab.schedulers.on_ray import RayTasks

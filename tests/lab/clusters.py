@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from small import HEAVY, command, rows
 
-from seht.lab.locks import alone
+from seht.lab.places import alone
 from seht.lab.trials import Trial
 
 fork = multiprocessing.get_context("fork")

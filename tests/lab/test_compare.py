@@ -16,9 +16,9 @@ from seht import PenaltyWarning, cli
 from seht.lab import compare as comparing
 from seht.lab import cost, search
 from seht.lab.compare import Comparison, Entry, compare
-from seht.lab.locks import alone
 from seht.lab.methods import METHODS as METHODS_OF_THE_LAB
 from seht.lab.methods.parse import parse
+from seht.lab.places import alone
 from seht.lab.recipes import recipe
 from seht.lab.records import Result, RunError
 from seht.lab.schedulers.local import InTurn, Processes

@@ -9,8 +9,8 @@ from stops import stopped_and_resumed
 from torch import nn
 from training import IMAGE, RECIPES, Trainer
 
-from seht.lab.epochs import since_best
 from seht.lab.evaluate import evaluate
+from seht.lab.methods.early_stopping import since_best
 from seht.lab.methods.parse import parse
 from seht.lab.methods.sam import sharpness_aware
 from seht.lab.training import Training

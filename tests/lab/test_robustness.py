@@ -8,17 +8,16 @@ import pytest
 import torch
 from small import digits, pydocs, train
 
-from seht.lab import calibration
 from seht.lab.data import load as load_data
 from seht.lab.data.examples import generator
-from seht.lab.evaluate import evaluate
+from seht.lab.ending import changed, disturbed, robustness
+from seht.lab.evaluate import calibration_error, evaluate, tally
 from seht.lab.models import CNN, build
 from seht.lab.recipes import identity, recipe
 from seht.lab.report import page
 from seht.lab.report.load import load
 from seht.lab.report.rows import build as rows_of
 from seht.lab.report.table import comma_separated, markdown
-from seht.lab.robustness import changed, disturbed, robustness
 from seht.measure.robustness import rounded
 
 
@@ -164,20 +163,18 @@ def test_calibration_against_its_formula_in_parts():
     logits = 2 * torch.randn(3000, 7, dtype=torch.float64, generator=draw)
     labels = torch.randint(7, (3000,), generator=draw)
     labels = torch.where(torch.rand(3000, generator=draw) < 0.5, logits.argmax(1), labels)
-    parts = [
-        calibration.tally(*part) for part in zip(logits.split(700), labels.split(700), strict=True)
-    ]
+    parts = [tally(*part) for part in zip(logits.split(700), labels.split(700), strict=True)]
     wanted = error_by_hand(logits.softmax(1).numpy(), labels.numpy())
-    assert calibration.error(torch.stack(parts).sum(0)) == pytest.approx(wanted, rel=1e-9)
+    assert calibration_error(torch.stack(parts).sum(0)) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_calibration_of_the_sure_and_of_the_honest():
     sure = torch.zeros(100, 4)
     sure[:, 0] = 50.0
     labels = torch.arange(100) % 4
-    assert calibration.error(calibration.tally(sure, labels)) == pytest.approx(75.0)
+    assert calibration_error(tally(sure, labels)) == pytest.approx(75.0)
     honest = torch.zeros(100, 4)
-    assert calibration.error(calibration.tally(honest, labels)) == pytest.approx(0.0)
+    assert calibration_error(tally(honest, labels)) == pytest.approx(0.0)
 
 
 # --- the report -------------------------------------------------------------------------------

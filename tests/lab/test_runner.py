@@ -11,10 +11,9 @@ from stops import StopAt, Stopped, stopped_and_resumed
 
 import seht
 from seht.lab import checkpoint
-from seht.lab.events import Events
 from seht.lab.methods import METHODS, parse
 from seht.lab.optimizers import rate
-from seht.lab.progress import Bar, Lines
+from seht.lab.progress import Bar, Events, Lines
 from seht.lab.records import RunError
 from seht.lab.training import Training, mix
 

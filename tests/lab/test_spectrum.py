@@ -10,10 +10,10 @@ from small import digits, outcome, pydocs, train
 from seht import measure
 from seht.lab import report
 from seht.lab.compare import Comparison, Entry, compare
+from seht.lab.ending import spectrum
 from seht.lab.measured import subjects
 from seht.lab.methods.parse import parse
 from seht.lab.recipes import from_dict, identity, override
-from seht.lab.spectrum import spectrum
 from seht.lab.training import Training
 
 

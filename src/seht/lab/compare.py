@@ -17,9 +17,8 @@ import seht
 from seht.lab import cost, refit, report, search
 from seht.lab.config import Recipe
 from seht.lab.data import DataError
-from seht.lab.locks import alone
 from seht.lab.methods.parse import Spec
-from seht.lab.places import check_comparison
+from seht.lab.places import alone, check_comparison
 from seht.lab.records import Result, RunError, difference, plain, read_json, write_json
 from seht.lab.schedulers import Scheduler
 from seht.lab.schedulers.local import InTurn

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from seht.lab.data.examples import generator
 from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, in_float, judging
+from seht.lab.methods.base import Batch
 from seht.lab.methods.loss import plain_loss
-from seht.lab.robustness import NOISE, robustness
-from seht.lab.spectrum import EXAMPLES
 from seht.lab.training import Training
+from seht.measure.robustness import rounded
+
+BITS = (8, 4, 3)
+NOISE = (1, 3, 10)
+"""Per cent of each tensor's root mean square."""
+EXAMPLES = 200
+"""Training images for derivatives; of text a stretch of every stream, or as many as reach so many
+tokens."""
+TOLERANCE = 0.05
+"""Of the spectrum: the residual that is asked for, relative to the eigenvalue."""
+MEMORY = 4 * 2**30
+"""Bytes that the vectors of the search may take."""
 
 
 class DivergedError(ArithmeticError):
@@ -81,3 +98,100 @@ def train_loss(training: Training) -> float:
     """The plain cross-entropy in eval mode, as on the other splits; text from its start."""
     most = LOSS_TOKENS if training.recipe.task == "text" else LOSS_EXAMPLES
     return training.evaluated("train", most)["loss"]
+
+
+# --- rounded and disturbed weights ------------------------------------------------------------
+
+# Both act on the weights of two or more dimensions; biases and norms stay as they are. The weights
+# are as before when it is done.
+
+
+def robustness(model: nn.Module, measure: Callable[[], float], seed: int) -> dict[str, float]:
+    """The measure by what was done to the weights: ``8bit`` ... ``noise10``.
+
+    What is not finite is left out.
+    """
+    found = {}
+    for bits in BITS:
+        with changed(model, lambda w, bits=bits: rounded(w, bits)):  # type: ignore[misc]
+            found[f"{bits}bit"] = measure()
+    for share in NOISE:
+        draw = generator(seed, "weight noise", share)
+        with changed(model, lambda w, draw=draw, share=share: disturbed(w, share / 100, draw)):  # type: ignore[misc]
+            found[f"noise{share}"] = measure()
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+@contextmanager
+def changed(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Every weight of two or more dimensions changed, for a while."""
+    weights = [weight for weight in model.parameters() if weight.dim() >= 2]
+    kept = [weight.detach().clone() for weight in weights]
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                weight.copy_(change(weight))
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, before in zip(weights, kept, strict=True):
+                weight.copy_(before)
+
+
+def disturbed(weight: Tensor, share: float, draw: torch.Generator) -> Tensor:
+    """With Gaussian noise whose deviation is that share of the tensor's root mean square."""
+    noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
+    return weight + share * weight.square().mean().sqrt() * noise
+
+
+# --- the ends of the spectrum: the paper's sections 3.3 and 3.4 -------------------------------
+
+
+def spectrum(
+    model: nn.Module, batches: Iterable[Batch], seed: int, products: int
+) -> dict[str, Any]:
+    """``eigenvalues`` and ``stability`` for a run's result; with no products, nothing.
+
+    The same measure for every method: plain cross-entropy in eval mode. A search that ends before
+    its values are found has bounds (``converged`` is false): the largest eigenvalue is at least,
+    the smallest at most what it says. One that cannot be made says why.
+    """
+    from seht.measure import stability
+
+    if not products:
+        return {}
+    size = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    kept = list(batches)
+    try:
+        with judging(model):
+            found = stability(
+                model,
+                plain_loss,
+                kept,
+                largest=1,
+                smallest=1,
+                tol=TOLERANCE,
+                max_products=max(2, min(products, MEMORY // (8 * size))),
+                solver="lanczos",
+                batch_dim=kept[0].y.dim() - 1,
+                seed=seed,
+            )
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        return {"stability": {"verdict": "undecided", "reason": " ".join(str(error).split())}}
+    ends = found.eigenvalues
+    numbers = found.as_dict()
+    return {
+        "eigenvalues": {
+            "largest": ends.largest[0],
+            "smallest": ends.smallest[0],
+            "largest_residual": ends.largest_residuals[0],
+            "smallest_residual": ends.smallest_residuals[0],
+            "converged": ends.converged,
+            "products": ends.products,
+            "samples": ends.samples,
+        },
+        "stability": {
+            name: numbers[name]
+            for name in ("verdict", "equilibrium", "distance", "gradient_norm", "largest_rate")
+        },
+    }

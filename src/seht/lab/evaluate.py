@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import seht
-from seht.lab import calibration
 from seht.lab.methods.base import Batch
 from seht.lab.methods.loss import outputs, plain_loss
 from seht.measure.keep import evaluating
@@ -25,13 +24,15 @@ TRACE_EXAMPLES = 1000
 LOSS_EXAMPLES, LOSS_TOKENS = 1000, 20_000
 """How much of the training data is used for the training loss at the end."""
 TRACE_PROBES = 10
+BINS = 15
+"""Of confidence, for the calibration error."""
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str, float]:
     """Classes: ``loss``, ``top1`` and ``top5`` in per cent. Text: ``loss`` and ``perplexity``.
 
-    Of both ``ece``, the calibration error in per cent (:mod:`seht.lab.calibration`). The perplexity
+    Of both ``ece``, the calibration error in per cent. The perplexity
     is the exponential of the plain cross-entropy per token. Empty without batches.
     """
     totals: list[Tensor] = []
@@ -44,12 +45,12 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: str) -> dict[str,
             loss = F.cross_entropy(logits, labels, reduction="sum")
             places = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]
             totals.append(torch.stack([loss.double(), places[:, 0].sum(), places.sum()]))
-            tallies.append(calibration.tally(logits, labels))
+            tallies.append(tally(logits, labels))
             count += len(labels)
     if not totals:
         return {}
     loss, first, five = (torch.stack(totals).sum(0) / count).tolist()
-    ece = calibration.error(torch.stack(tallies).sum(0))
+    ece = calibration_error(torch.stack(tallies).sum(0))
     if task == "text":
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "ece": ece}
     return {"loss": loss, "top1": 100 * first, "top5": 100 * five, "ece": ece}
@@ -94,3 +95,23 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
             "probes": len(traces),
         }
     return {"trace": trace, "weight_norm": math.sqrt(sum(squares))}
+
+
+def tally(logits: Tensor, labels: Tensor) -> Tensor:
+    """``(3, bins)``: predictions, their confidence and how many are right, by confidence."""
+    confidence, choice = logits.double().softmax(1).max(1)
+    right = (choice == labels).double()
+    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # (0, 1/15], (1/15, 2/15] ...
+    made = torch.zeros(3, BINS, dtype=torch.float64, device=logits.device)
+    return made.index_add_(1, place, torch.stack([torch.ones_like(right), confidence, right]))
+
+
+def calibration_error(total: Tensor) -> float:
+    r"""The expected calibration error in per cent, of the sum of tallies.
+
+    .. math:: \sum_b \frac{n_b}{n} \, |\mathrm{accuracy}_b - \mathrm{confidence}_b|
+
+    Naeini et al. 2015; with 15 bins as in Guo et al., arXiv 1706.04599.
+    """
+    count, confidence, right = total
+    return 100 * ((right - confidence).abs().sum() / count.sum()).item()

@@ -1,13 +1,14 @@
-"""Refuses to write into directories and over files that are not ours."""
+"""Directories of runs: what is not ours is not touched, and one process at a time works in each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from seht.lab.records import SUFFIX, RunError
+from seht.lab.records import SUFFIX, RunError, writing
 
 RUN, COMPARISON = ("recipe", "method", "seed"), ("recipe", "methods", "seeds")
 """The keys by which our ``config.json`` and ``comparison.json`` are recognised."""
@@ -53,3 +54,38 @@ def _has(file: Path, keys: Iterable[str]) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and all(key in found for key in keys)
+
+
+def lock_of(directory: Path) -> Path:
+    """The file whose lock a directory's one process holds."""
+    return directory / ".lock"
+
+
+@contextmanager
+def alone(directory: Path, patience: float = 0.0) -> Iterator[None]:
+    """Make the directory and keep others out of it; wait ``patience`` seconds for them to leave.
+
+    The system lets go of the lock when its holder dies.
+    """
+    from filelock import FileLock, Timeout
+
+    new = [place for place in (directory, *directory.parents) if not place.exists()]
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_of(directory))
+        try:
+            lock.acquire(timeout=patience)
+        except Timeout:
+            raise RunError(
+                f"another process is working in {directory}; wait until it ends, or choose another "
+                "directory with --out"
+            ) from None
+    try:
+        yield
+    finally:
+        if new and [file.name for file in directory.iterdir()] == [".lock"]:
+            lock_of(directory).unlink()  # what failed at once leaves no trace
+            with suppress(OSError):
+                for place in new:
+                    place.rmdir()
+        lock.release()

@@ -15,17 +15,14 @@ from typing import Any
 
 from seht.errors import NonFiniteError
 from seht.lab import checkpoint, ending
-from seht.lab.ending import DivergedError, measures
-from seht.lab.epochs import score
+from seht.lab.ending import EXAMPLES, DivergedError, measures, spectrum
 from seht.lab.evaluate import TRACE_EXAMPLES, flatness, in_float
-from seht.lab.events import Events
-from seht.lab.locks import alone
+from seht.lab.methods.early_stopping import score
 from seht.lab.optimizers import rate
-from seht.lab.places import check_run
-from seht.lab.progress import Watch
+from seht.lab.places import alone, check_run
+from seht.lab.progress import Events, Watch
 from seht.lab.ranks import join
 from seht.lab.records import Record, Result, RunError, fingerprint, write
-from seht.lab.spectrum import EXAMPLES, spectrum
 from seht.lab.training import Training, repeatable
 from seht.lab.trials import Trial
 

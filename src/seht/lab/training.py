@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from seht.lab.config import Recipe
+from seht.lab.data import Data
 from seht.lab.evaluate import evaluate
-from seht.lab.held_out import ValidationBatches
 from seht.lab.methods.base import Batch, Run
 from seht.lab.methods.loss import detached, make_closure, plain_loss
 from seht.lab.ranks import FabricRanks, single
@@ -207,3 +207,21 @@ class Training:
         torch.set_rng_state(state["random"].cpu())
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self.fabric.device)
+
+
+class ValidationBatches:
+    """Batches of the validation split, of the size that is trained on, in their fixed order."""
+
+    def __init__(self, data: Data, size: int) -> None:
+        self._data, self._size = data, size
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._data.eval_batches("valid"):
+            if not batch.x.is_floating_point():  # text is cut as it is trained on
+                yield batch
+                continue
+            parts = zip(batch.x.split(self._size), batch.y.split(self._size), strict=True)
+            yield from (replace(batch, x=x, y=y) for x, y in parts)

@@ -8,8 +8,8 @@ from typing import Any
 
 from seht import WeightPath
 from seht.lab.config import Recipe
-from seht.lab.locks import alone, lock_of
 from seht.lab.methods.parse import Spec
+from seht.lab.places import alone, lock_of
 from seht.lab.progress import Watch
 from seht.lab.records import Record, Result, plain
 

@@ -1,4 +1,4 @@
-"""Early stopping."""
+"""Early stopping, and which epoch of a run is the best on the validation data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seht.lab.config import Recipe
-from seht.lab.epochs import since_best
 from seht.lab.methods.base import Method
 from seht.lab.methods.checks import at_least
 
@@ -40,3 +39,16 @@ class EarlyStopping(Method):
     def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the patience is at its end."""
         return self.patience is not None and since_best(rows) >= self.patience
+
+
+def score(row: Mapping[str, Any]) -> tuple[float, float]:
+    """The score of an epoch: accuracy, then a small loss; for text a small loss."""
+    return (row.get("valid_top1") or 0.0, -row["valid_loss"])
+
+
+def since_best(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Epochs after the best one so far; of equals the first counts."""
+    if not rows:
+        return 0
+    scores = [score(row) for row in rows]
+    return len(rows) - 1 - scores.index(max(scores))

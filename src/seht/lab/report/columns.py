@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from seht.lab import paper
+from seht.lab.ending import BITS, NOISE
 from seht.lab.report.rows import ENDS, MethodRow, ReportTable
 from seht.lab.report.stats import MOST_SEEDS
-from seht.lab.robustness import BITS, NOISE
 from seht.measure.numbers import number
 
 GROUPS = RESULTS, BOUGHT, RISES, FLATNESS = (

@@ -15,13 +15,19 @@ from torch import nn
 
 from seht.errors import unknown
 from seht.lab.config import MODELS, NORMS
-from seht.lab.models.gpt import GPT, GPTBlock
-from seht.lab.models.images import CNN, BasicBlock, ResNet, SmallBlock, WideBlock, WideResNet
-from seht.lab.models.images import resnet18 as resnet18
+from seht.lab.models.classifiers import (
+    ACTIVATIONS,
+    CNN,
+    MLP,
+    BasicBlock,
+    ResNet,
+    SmallBlock,
+    WideBlock,
+    WideResNet,
+    resnet18,
+)
 from seht.lab.models.lite0 import Lite0Top
-from seht.lab.models.mlp import MLP
-from seht.lab.models.parts import ACTIVATIONS
-from seht.lab.models.text import RecurrentLM
+from seht.lab.models.text import GPT, GPTBlock, RecurrentLM
 
 if TYPE_CHECKING:
     from seht.lab.config import ModelConfig

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from seht.errors import unknown
 from seht.lab.config import Recipe, check
 from seht.lab.fields import Field, fields, from_dict, identity, override, to_dict
-from seht.lab.recipes import few, noisy, other, own, paper, small, text
+from seht.lab.recipes import few, noisy, other, paper
 
 __all__ = [
     "RECIPES",
@@ -30,14 +30,14 @@ __all__ = [
 
 _ORDER: tuple[Callable[[], Recipe], ...] = (
     *(paper.cifar10, paper.cifar100, paper.wikitext2_lstm, paper.wikitext2_gru),
-    *(small.cifar10_small, small.cifar100_small),
-    *(small.wikitext2_lstm_small, small.wikitext2_gru_small),
+    *(paper.cifar10_small, paper.cifar100_small),
+    *(paper.wikitext2_lstm_small, paper.wikitext2_gru_small),
     *(few.cifar10_low, few.cifar10_16, few.digits),
     *(noisy.cifar10_noisy, noisy.cifar10_noisy_small, noisy.cifar10_low_noisy),
     *(noisy.cifar10_16_noisy, noisy.digits_noisy, noisy.cifar10_large_noisy),
     *(other.cancer, noisy.cancer_noisy, other.italy_power, noisy.italy_power_noisy),
-    *(few.finetune, text.pydocs, text.gpt_small),
-    *(own.own_table, own.own_series, own.own_images),
+    *(few.finetune, other.pydocs, other.gpt_small),
+    *(other.own_table, other.own_series, other.own_images),
 )
 RECIPES = {made.__name__.replace("_", "-"): made for made in _ORDER}
 """Every recipe by its name."""

@@ -1,17 +1,54 @@
-"""The convolutional networks: ResNet-18, Wide ResNet, and a small one for 8x8 images.
+"""The classifiers: ResNet-18, Wide ResNet, a small network for 8x8 images, and an MLP.
 
-They take ``(batch, channels, height, width)`` and return logits. In each of them ``layers`` is
-everything between the stem and the head, so that its output is the last feature map.
+The convolutional ones take ``(batch, channels, height, width)`` and return logits. In each of them
+``layers`` is everything between the stem and the head, so that its output is the last feature map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seht.lab.models.parts import activated, conv, normed
+from seht.errors import unknown
+from seht.lab.config import NORMS
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "tanh": torch.tanh,
+}
+
+
+def activated(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation of this name."""
+    if name not in ACTIVATIONS:
+        raise ValueError(unknown("activation", name, ACTIVATIONS))
+    return ACTIVATIONS[name]
+
+
+def normed(name: str, channels: int, dims: int = 2) -> nn.Module:
+    """The norm of this name; ``"none"`` is for shallow networks."""
+    if name == "batch":
+        return nn.BatchNorm1d(channels) if dims == 1 else nn.BatchNorm2d(channels)
+    if name == "group":  # some 16 channels to a group, whatever the width
+        return nn.GroupNorm(math.gcd(channels, max(1, channels // 16)), channels)
+    if name == "none":
+        return nn.Identity()
+    raise ValueError(unknown("norm", name, NORMS))
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the size (over the stride), without bias: a norm follows."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
 
 
 def stages(
@@ -202,3 +239,24 @@ class SmallBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, half as high and wide."""
         return self.pool(self.act(self.norm(self.conv(x))))
+
+
+class MLP(nn.Module):
+    """Linear layers of these sizes with an activation in between; images are flattened."""
+
+    def __init__(self, *sizes: int, activation: str = "relu", dropout: float = 0.0) -> None:
+        super().__init__()
+        if len(sizes) < 2:
+            raise ValueError(
+                f"an MLP needs at least two sizes, such as MLP(784, 100, 10), not {sizes}"
+            )
+        self.linears = nn.ModuleList(map(nn.Linear, sizes[:-1], sizes[1:]))
+        self.act = activated(activation)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        x = x.flatten(1)
+        for linear in self.linears[:-1]:
+            x = self.act(linear(x))
+        return self.linears[-1](self.dropout(x))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seht.lab.data.sources import SOURCES
+from seht.lab.data.files import SOURCES
 
 PLACE = Path(os.environ.get("SEHT_DATA") or "nowhere")
 

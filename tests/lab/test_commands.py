@@ -10,7 +10,7 @@ import pytest
 from small import FEW, options
 
 from seht import cli
-from seht.lab.commands.outcome import outcome
+from seht.lab.commands.train import outcome
 from seht.lab.records import Result
 
 
@@ -209,7 +209,7 @@ def test_a_directory_that_cannot_be_written(run, tmp_path, command):
 
 
 def test_presets_have_their_rows(run, tmp_path):
-    from seht.lab.commands.rows import rows_of
+    from seht.lab.commands.compare import rows_of
 
     arguments, rest = cli.build_parser().parse_known_args(
         ["compare", "--preset", "lr-lstm", "--small", "--epochs", "1"]

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from seht.lab.data import files
-from seht.lab.data.files import DataError, find
-from seht.lab.data.sources import SOURCES, Archive, File, Source
+from seht.lab.data.files import SOURCES, Archive, DataError, File, Source, find
 
 CONTENT = {"set/one": b"one" * 100_000, "set/two": b"two" * 70_000}
 
@@ -271,11 +270,11 @@ def test_archive_whose_files_are_others(archived, server, cache, monkeypatch):
 
 KILLED = """
 import json, os, sys
-from seht.lab.data import files, sources
+from seht.lab.data import files
 
 names, archive = json.loads(sys.argv[1])
-known = {key: sources.File(*value) for key, value in names.items()}
-sources.SOURCES["archived"] = sources.Source(known, sources.Archive(*archive))
+known = {key: files.File(*value) for key, value in names.items()}
+files.SOURCES["archived"] = files.Source(known, files.Archive(*archive))
 
 def verify(path, file, before=files._verify_new):
     if file.path == "set/two":

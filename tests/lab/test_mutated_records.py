@@ -14,7 +14,7 @@ from seht.lab import measured, records, report
 from seht.lab.bench.command import Command
 from seht.lab.methods.parse import parse
 from seht.lab.records import Record, RunError
-from seht.lab.schedulers.following import Following
+from seht.lab.schedulers import Following
 from seht.lab.trials import Trial
 
 TIMES = 400 if EVERYTHING else 60

@@ -17,9 +17,8 @@ from seht import cli
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.methods.parse import parse
 from seht.lab.records import Record, RunError
-from seht.lab.schedulers import on_ray
-from seht.lab.schedulers.following import Following
-from seht.lab.schedulers.resources import Resources
+from seht.lab.schedulers import Following, on_ray
+from seht.lab.schedulers.on_ray import Resources
 from seht.lab.trials import Execution
 
 if importlib.util.find_spec("ray") is None:

@@ -7,7 +7,7 @@ import pytest
 from small import FEW
 
 from seht import cli
-from seht.lab.commands.rows import more
+from seht.lab.commands.compare import more
 from seht.lab.methods.parse import parse
 from seht.lab.recipes import recipe
 from seht.lab.search import candidates
@@ -73,11 +73,11 @@ def test_what_a_search_compares_by_default_can_be_built(name):
 
 
 def test_the_default_list_has_them():
-    from seht.lab.commands import rows
+    from seht.lab.commands.compare import rows_of
 
     asked = Namespace(recipe="digits-noisy", methods=None, preset=None, small=False)
     asked.grid, asked.budget, asked.rest, asked.data_dir = True, 2, [], None
-    made, found = rows.rows_of(asked)
+    made, found = rows_of(asked)
     names = [row[0].name for row in found]
     assert names[0].startswith("weight-decay(")
     assert [row[0].over_decay for row in found].count(True) == 2

@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from seht.commands.numbers import SEED, whole
-from seht.commands.options import add_command, add_options
+from seht.commands.options import SEED, add_command, add_options, whole
 from seht.commands.targets import call_example, one_batch
 from seht.errors import UsageError
 

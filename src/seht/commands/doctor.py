@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from seht.commands.files import ReportFiles
-from seht.commands.numbers import SEED, real, whole
-from seht.commands.options import add_command, add_options
+from seht.commands.options import SEED, add_command, add_options, real, whole
 from seht.commands.targets import call_example
 from seht.errors import UsageError
 

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from seht import extras
 from seht.commands.files import ReportFiles
-from seht.commands.numbers import COUNT, SEED, real, whole
-from seht.commands.options import add_command, add_options
+from seht.commands.options import COUNT, SEED, add_command, add_options, real, whole
 from seht.commands.outputs import plain_warnings
 from seht.commands.targets import call_target, find_target
 from seht.errors import PenaltyWarning, UsageError, unknown
 from seht.measure import page
 from seht.measure.data import kept
-from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey
-from seht.measure.table import terminal
+from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey, terminal
 from seht.tensors.trees import is_batch
 
 MEASURE = """\

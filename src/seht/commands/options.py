@@ -1,7 +1,15 @@
-"""The options of a command as a table whose rows read like the lines of its help."""
+"""The options of a command as a table whose rows read like the lines of its help.
+
+A number is in its range, or a mistake said in one line: Python reads more as a number than a user
+means, digits of other scripts, ``1_0``, ``0x10``.
+"""
 
 from __future__ import annotations
 
+import argparse
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 
@@ -31,3 +39,66 @@ def add_options(parser: Any, *rows: tuple[Any, ...]) -> None:
         if value.endswith(" ..."):
             how["action"] = "append"
         parser.add_argument(name, help=text, **how)
+
+
+SEED = 2**63 - 1
+"""The largest seed that torch's generators take."""
+COUNT = 10**6
+"""The largest count that an option accepts."""
+
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf)", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?\d{1,40}", re.ASCII)
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """A whole number in this range, as a ``type`` of argparse."""
+
+    def read(text: str) -> int:
+        try:
+            number = as_whole(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number from {least:,} to {most:,}, not {shown(text)}"
+            )
+        return number
+
+    return read
+
+
+def real(least: float = 0.0, *, above: bool = False) -> Callable[[str], float]:
+    """A finite number from ``least`` on, or ``above`` it, as a ``type`` of argparse."""
+
+    def read(text: str) -> float:
+        try:
+            number = as_real(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and (number > least or (number == least and not above))):
+            words = "above" if above else "of at least"
+            raise argparse.ArgumentTypeError(
+                f"must be a finite number {words} {least:g}, not {shown(text)}"
+            )
+        return number
+
+    return read
+
+
+def as_whole(text: str) -> int:
+    """Decimal digits with a sign, and nothing else; otherwise a ``ValueError``."""
+    if not _WHOLE.fullmatch(text.strip()):
+        raise ValueError(f"{shown(text)} is no whole number")
+    return int(text)
+
+
+def as_real(text: str) -> float:
+    """A decimal number, ``nan`` or ``inf``; otherwise a ``ValueError``."""
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"{shown(text)} is no number")
+    return float(text)
+
+
+def shown(text: str) -> str:
+    """What was given, or its beginning."""
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from seht.commands.numbers import as_real, as_whole, shown
+from seht.commands.options import as_real, as_whole, shown
 from seht.errors import unknown
 from seht.lab.config import LEAVES, Recipe, check
 

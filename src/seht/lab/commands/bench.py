@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from seht.commands.numbers import COUNT, whole
-from seht.commands.options import add_command, add_options
+from seht.commands.options import COUNT, add_command, add_options, whole
 from seht.errors import UsageError
 
 BENCH = """\

@@ -16,11 +16,11 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from seht.errors import unknown
-from seht.lab.data.sources import SOURCES, Archive, File, Source
 
 TIMEOUT = (10, 30)  # seconds to connect, and without a byte
 TRIES = 3
@@ -31,7 +31,7 @@ class DataError(ValueError):
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str, Path]:
-    """The verified files of a data set, by the names in :mod:`seht.lab.data.sources`."""
+    """The verified files of a data set, by the names in :data:`SOURCES`."""
     if name not in SOURCES:
         raise DataError(unknown("data set", name, SOURCES))
     source, places = SOURCES[name], _places(data_dir)
@@ -210,3 +210,97 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+# --- where each data set comes from -----------------------------------------------------------
+
+# The archives' SHA-256 and the MD5 of the CIFAR files are those their users agree on (Keras and
+# torchvision publish them); the SHA-256 of the CIFAR-10 and WikiText-2 files were computed from
+# files that have these MD5s, and from those the word-level language modelling example of PyTorch
+# has always trained on.
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: where it lies below a data directory, and what it has to be."""
+
+    path: str
+    hash: str
+    """``algorithm:hexadecimal digits``."""
+    url: str | None = None
+    """Where it can be fetched by itself; ``None`` if it comes in an archive."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A tar archive that holds all files of a data set."""
+
+    name: str
+    hash: str
+    url: str
+    megabytes: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set's files by the names the loaders use, and how to get them."""
+
+    files: dict[str, File]
+    archive: Archive | None = None
+
+
+def _files(path: str, algorithm: str, url: str | None = None, **sums: str) -> dict[str, File]:
+    """Files whose path, and address, differ only in their names."""
+    return {
+        name: File(path.format(name), f"{algorithm}:{digits}", url and url.format(name))
+        for name, digits in sums.items()
+    }
+
+
+SOURCES: dict[str, Source] = {
+    "cifar10": Source(
+        _files(
+            "cifar-10-batches-py/{}",
+            "sha256",
+            data_batch_1="54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
+            data_batch_2="766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+            data_batch_3="0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
+            data_batch_4="3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+            data_batch_5="d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
+            test_batch="f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
+        ),
+        Archive(
+            "cifar-10-python.tar.gz",
+            "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            170,
+        ),
+    ),
+    "cifar100": Source(
+        _files(
+            "cifar-100-python/{}",
+            "md5",
+            train="16019d7e3df5f24257cddd939b257f8d",
+            test="f0ef6b0ae62326f3e7ffdfab6717acfc",
+        ),
+        Archive(
+            "cifar-100-python.tar.gz",
+            "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            169,
+        ),
+    ),
+    # The original archive's server is gone. These are the same texts, at a commit that stays.
+    "wikitext2": Source(
+        _files(
+            "wikitext-2/{}.txt",
+            "sha256",
+            "https://raw.githubusercontent.com/pytorch/examples/"
+            "acc295dc7b90714f1bf47f06004fc19a7fe235c4/word_language_model/data/wikitext-2/{}.txt",
+            train="9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            valid="f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            test="d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        )
+    ),
+}
+"""Every data set that is made of files; the others come with Python packages."""

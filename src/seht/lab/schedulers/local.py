@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from seht.commands.outputs import plain_warnings
 from seht.lab import progress
 from seht.lab.records import RunError
-from seht.lab.schedulers import Done
-from seht.lab.schedulers.following import Following
+from seht.lab.schedulers import Done, Following
 from seht.lab.trials import Trial
 
 RETRIES = 3

@@ -12,8 +12,7 @@ from seht.measure.page.figures import COLOURS, groups
 from seht.measure.page.template import fill
 from seht.measure.results import TraceResult
 from seht.measure.stats import student
-from seht.measure.survey import Findings
-from seht.measure.table import figures, notes
+from seht.measure.survey import Findings, figures, notes
 
 
 def render(found: Sequence[Findings], command: str, versions: Sequence[tuple[str, str]]) -> str:

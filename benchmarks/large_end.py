@@ -10,7 +10,7 @@ seeds and grids are the presets'. docs/large-end.md has the table, with the sour
 from dataclasses import dataclass
 
 from seht.lab.methods.parse import parse
-from seht.lab.presets import preset
+from seht.lab.paper import preset
 from seht.lab.recipes import recipe
 from seht.lab.search import candidates
 

@@ -124,7 +124,7 @@ def test_help_teaches(run):
 
 def test_list_and_the_help_of_the_lab(run):
     from seht.lab.methods import METHODS
-    from seht.lab.presets import PRESETS
+    from seht.lab.paper import PRESETS
     from seht.lab.recipes import RECIPES
 
     code, out, _ = run("list")

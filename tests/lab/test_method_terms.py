@@ -11,12 +11,16 @@ from training import IMAGE, TEXT, Trainer
 
 from seht.lab.methods.base import Batch, Forward
 from seht.lab.methods.confidence_penalty import ConfidencePenalty
-from seht.lab.methods.feature_redundancy import last_spatial, squared_cosines
 from seht.lab.methods.fisher import fisher_trace
 from seht.lab.methods.jacobian import Jacobian, squared_jacobian
 from seht.lab.methods.label_smoothing import LabelSmoothing
 from seht.lab.methods.loss import cross_entropy
-from seht.lab.methods.nontarget_uniform import NontargetUniform, nontarget_divergence
+from seht.lab.methods.mm_frl import (
+    NontargetUniform,
+    last_spatial,
+    nontarget_divergence,
+    squared_cosines,
+)
 
 
 def network():

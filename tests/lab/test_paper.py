@@ -2,8 +2,7 @@
 
 import pytest
 
-from seht.lab.paper import TABLES
-from seht.lab.presets import preset
+from seht.lab.paper import TABLES, preset
 from seht.lab.recipes import recipe, to_dict
 from seht.lab.report.rows import options_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from seht.lab.methods.parse import parse
-from seht.lab.presets import PRESETS, preset
+from seht.lab.paper import PRESETS, preset
 from seht.lab.recipes import RECIPES, override, recipe
 
 CASES = [(name, small) for name in PRESETS for small in (False, True)]

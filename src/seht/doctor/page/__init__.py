@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from seht.doctor.report import DoctorReport, cost_table, loss_table, share_table, share_words
 from seht.extras import need
 from seht.measure.numbers import duration, number
-from seht.measure.page.drawing import FAINT, INK, Panel, colour, panel
+from seht.measure.page.drawing import FAINT, INK, Panel, colour, fill, panel
 from seht.measure.page.figures import LAYERS, row_names
-from seht.measure.page.template import fill
 from seht.strength.share_weight import SHARE
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 
 import seht
 from seht.lab.bench.results import CaseResult, RowResult, Settings
-from seht.measure.page.template import fill
+from seht.measure.page.drawing import fill
 
 HERE = Path(__file__).parent
 TRACES = {"hessian": "tr(H)", "ggn": "tr(G)", None: ""}

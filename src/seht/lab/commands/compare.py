@@ -206,11 +206,11 @@ def more(recipe: Recipe) -> list[str]:
 
 
 def _preset(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
-    from seht.lab import presets, recipes
+    from seht.lab import paper, recipes
 
     if arguments.recipe is not None or arguments.methods is not None or arguments.grid:
         raise ValueError("--preset brings its own recipe and methods; leave the others out")
-    preset = presets.preset(arguments.preset, arguments.small)
+    preset = paper.preset(arguments.preset, arguments.small)
     recipe = chosen_recipe(arguments, preset.recipe)
     return recipe, [
         [_entry(recipes.override(recipe, row.changes), row.method, row.changes)]

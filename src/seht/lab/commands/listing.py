@@ -43,7 +43,7 @@ def _lines(kind: str) -> list[str]:
 
 def _rows(kind: str) -> Any:
     if kind == "presets":
-        from seht.lab.presets import PRESETS
+        from seht.lab.paper import PRESETS
 
         return [(preset.name, f"{preset.help} ({preset.recipe})") for preset in PRESETS.values()]
     from seht.lab.methods import METHODS

@@ -13,7 +13,6 @@ from seht.lab.methods.dropblock import DropBlock
 from seht.lab.methods.dropout import Dropout
 from seht.lab.methods.early_stopping import EarlyStopping
 from seht.lab.methods.ema import Ema
-from seht.lab.methods.feature_redundancy import FeatureRedundancy
 from seht.lab.methods.fisher import Fisher
 from seht.lab.methods.htr import HtrFull, HtrMiddle
 from seht.lab.methods.jacobian import Jacobian
@@ -21,7 +20,7 @@ from seht.lab.methods.label_smoothing import LabelSmoothing
 from seht.lab.methods.linbreg import LinBregMethod
 from seht.lab.methods.lookahead import Lookahead
 from seht.lab.methods.mixup import Mixup
-from seht.lab.methods.nontarget_uniform import NontargetUniform
+from seht.lab.methods.mm_frl import FeatureRedundancy, NontargetUniform
 from seht.lab.methods.nso import Nso
 from seht.lab.methods.sam import Asam, Sam
 from seht.lab.methods.trace import PENALTIES

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.lab.methods.base import Forward, Method
-from seht.lab.methods.checks import not_negative
+from seht.lab.methods.base import Forward, Method, not_negative
 
 
 class ConfidencePenalty(Method):

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seht.lab.methods.base import Batch, Method
-from seht.lab.methods.checks import at_least
+from seht.lab.methods.base import Batch, Method, at_least
 
 
 class Cutout(Method):

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seht.lab.methods.base import Batch, Method, Run
-from seht.lab.methods.checks import at_least, share
+from seht.lab.methods.base import Batch, Method, Run, at_least, share
 
 PLACES = {
     # After the norms: dropping commutes with the ReLU behind them.

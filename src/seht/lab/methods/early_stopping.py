@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seht.lab.config import Recipe
-from seht.lab.methods.base import Method
-from seht.lab.methods.checks import at_least
+from seht.lab.methods.base import Method, at_least
 
 
 class EarlyStopping(Method):

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.lab.methods.base import Method, Run
-from seht.lab.methods.checks import share
+from seht.lab.methods.base import Method, Run, share
 
 START = 10
 """In the first steps the average forgets faster, so that it drops the initial weights."""

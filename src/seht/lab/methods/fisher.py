@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht import probes
-from seht.lab.methods.base import Closure, Forward, Method, Run
-from seht.lab.methods.checks import not_negative
+from seht.lab.methods.base import Closure, Forward, Method, Run, not_negative
 
 
 class Fisher(Method):

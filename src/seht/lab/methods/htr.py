@@ -10,7 +10,7 @@ from torch import nn
 from seht import HessianTrace
 from seht.errors import PenaltyWarning
 from seht.estimators import SehtH as Estimator
-from seht.lab.methods.checks import at_least, share
+from seht.lab.methods.base import at_least, share
 from seht.lab.methods.trace import TracePenalty
 
 

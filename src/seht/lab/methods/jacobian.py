@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht.lab.config import KINDS
-from seht.lab.methods.base import Forward, Method
-from seht.lab.methods.checks import at_least, not_negative
+from seht.lab.methods.base import Forward, Method, at_least, not_negative
 
 
 class Jacobian(Method):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from seht.lab.methods.base import Method
-from seht.lab.methods.checks import not_negative, share
+from seht.lab.methods.base import Method, not_negative, share
 
 
 class LabelSmoothing(Method):

@@ -9,8 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from seht.lab.config import Recipe
-from seht.lab.methods.base import Method
-from seht.lab.methods.checks import not_negative, positive
+from seht.lab.methods.base import Method, not_negative, positive
 from seht.lab.methods.weight_decay import with_decay
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from seht.lab.methods.base import Method
-from seht.lab.methods.checks import at_least, share
+from seht.lab.methods.base import Method, at_least, share
 
 
 class Lookahead(Method):

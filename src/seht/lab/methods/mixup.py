@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributions import Beta
 
 from seht.lab.config import KINDS
-from seht.lab.methods.base import Batch, Method
-from seht.lab.methods.checks import positive
+from seht.lab.methods.base import Batch, Method, positive
 
 
 class Mixup(Method):

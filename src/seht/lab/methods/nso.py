@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
-from seht.lab.methods.base import Closure, Method, Run
-from seht.lab.methods.checks import at_least, not_negative
+from seht.lab.methods.base import Closure, Method, Run, at_least, not_negative
 from seht.lab.methods.trace import PenalisedLoss
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.weights import Weights

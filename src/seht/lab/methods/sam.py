@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from seht.lab.methods.base import Closure, Method, Run
-from seht.lab.methods.checks import not_negative
+from seht.lab.methods.base import Closure, Method, Run, not_negative
 from seht.replay.buffers import BorrowedBuffers
 
 

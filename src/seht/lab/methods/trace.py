@@ -16,8 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from seht import HessianTrace
 from seht.estimators import ESTIMATORS, SehtS
 from seht.guards import warn
-from seht.lab.methods.base import Closure, Method, Option, Run
-from seht.lab.methods.checks import positive, share
+from seht.lab.methods.base import Closure, Method, Option, Run, positive, share
 from seht.lab.methods.loss import StepClosure
 
 

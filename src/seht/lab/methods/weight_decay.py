@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seht.lab.config import Recipe
-from seht.lab.methods.base import Method
-from seht.lab.methods.checks import not_negative
+from seht.lab.methods.base import Method, not_negative
 
 
 class WeightDecay(Method):

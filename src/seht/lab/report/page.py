@@ -13,7 +13,7 @@ from seht.lab.report.columns import GROUPS, Column, columns
 from seht.lab.report.rows import MethodRow, ReportTable
 from seht.lab.report.table import is_best
 from seht.measure.numbers import duration
-from seht.measure.page.template import fill
+from seht.measure.page.drawing import fill
 
 COLOURS = 10
 """The number of colours in the style sheet; with more methods they repeat, dashed."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from seht.extras import need
 from seht.measure.numbers import duration, number, with_error
+from seht.measure.page.drawing import fill
 from seht.measure.page.figures import COLOURS, groups
-from seht.measure.page.template import fill
 from seht.measure.results import TraceResult
 from seht.measure.stats import student
 from seht.measure.survey import Findings, figures, notes

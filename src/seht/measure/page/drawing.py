@@ -1,7 +1,7 @@
 """Drawings as SVG that a page holds inline and colours itself.
 
 Matplotlib draws with placeholder colours, each of which becomes a variable of the page's style
-sheet: one drawing serves light and dark.
+sheet: one drawing serves light and dark. :func:`fill` makes the page of a template.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -167,3 +168,17 @@ def _inline(svg: str, label: str, names: Sequence[str], palette: str) -> str:
     svg = svg.replace(FAINT, "var(--faint)")
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
+
+
+def fill(folder: Path, name: str = "template.html", /, **values: Any) -> str:
+    """A folder's template; one of HTML may extend ``base.html``, in the folder's ``style.css``."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
+        autoescape=name.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(name).render(**values)

@@ -1,11 +1,14 @@
-"""A stand-in for the feature redundancy loss of arXiv 2011.10951."""
+"""Stand-ins for the two losses of MM + FRL, arXiv 2011.10951: minimax and feature redundancy."""
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor, nn
 
-from seht.lab.methods.base import Forward, Method, Run
-from seht.lab.methods.checks import not_negative
+from seht.lab.methods.base import Forward, Method, Run, not_negative
+from seht.lab.methods.loss import over_labels
 
 _SPATIAL = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)
 
@@ -70,3 +73,37 @@ def squared_cosines(maps: Tensor, fade: float = 0.01) -> Tensor:
     gram = rows @ other if channels <= rows.shape[2] else other @ rows
     own = rows.square().sum(2).square().sum(1)
     return (gram.square().sum((1, 2)) - own) / (channels * (channels - 1))
+
+
+class NontargetUniform(Method):
+    r"""Wrong classes are to be equally likely (a stand-in for MM + FRL).
+
+    Cross-entropy plus :math:`\lambda\,KL(u \,\Vert\, q)`.
+
+    q is p restricted to the wrong classes and renormalised, u uniform on them. A **stand-in** for
+    the minimax part of MM + FRL (arXiv 2011.10951), whose formulas are not public in reachable
+    form; the paper's figure for MM + FRL is not this method's.
+
+    Args:
+        weight: lambda.
+    """
+
+    name = "nontarget-uniform"
+
+    def __init__(self, *, weight: float = 0.01) -> None:
+        self.weight = not_negative("weight", weight)
+
+    def term(self, forward: Forward) -> Tensor:
+        """For mixed labels the mix of both divergences."""
+        return self.weight * over_labels(
+            forward.batch, lambda y: nontarget_divergence(forward.logits, y).mean()
+        )
+
+
+def nontarget_divergence(logits: Tensor, y: Tensor) -> Tensor:
+    r""":math:`KL = -\log(K - 1) - \frac{1}{K - 1} \sum_{k \neq y} \log q_k` of each example."""
+    wrong = logits.shape[1] - 1
+    target = torch.zeros_like(logits, dtype=torch.bool).scatter(1, y[:, None], True)
+    total = torch.logsumexp(logits.masked_fill(target, -math.inf), dim=1)
+    mean = logits.masked_fill(target, 0).sum(1) / wrong
+    return total - mean - math.log(wrong)

@@ -27,8 +27,7 @@ OTHERS = {"jacobian": 1.95, "htr-middle": 1.27}
 
 def ratio(text, figures):
     """A step of the method in plain steps; one that has no figure here counts as 1."""
-    ((name, options),) = parse(text).parts
-    options = dict(options)
+    ((name, options),) = parse(text).parts.items()
     probes = int(options.get("probes", 1))
     if name == "seht-h":
         measured = figures["h"]
@@ -84,8 +83,8 @@ def searched(name, figures):
         if len(found) > 1:
             own = chosen.settings.get(method, {})
             for text in found:
-                ((_, options),) = parse(text).parts
-                full = {**own, **dict(options)}
+                (options,) = parse(text).parts.values()
+                full = {**own, **options}
                 written = ",".join(f"{key}={value}" for key, value in full.items())
                 total += ratio(f"{method}({written})", figures)
     return total

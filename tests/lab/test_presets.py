@@ -25,8 +25,8 @@ def test_every_row_is_a_method_that_fits_its_recipe(name, small):
 
 
 def options(text):
-    (part,) = parse(text).parts
-    return part[0], dict(part[1])
+    (part,) = parse(text).parts.items()
+    return part
 
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4"])

@@ -28,7 +28,7 @@ def test_the_method_is_searched_on_top_of_the_decay_that_won(tmp_path):
     grid = json.loads((out / "grid.json").read_text())
     chosen = [row["method"] for row in grid["candidates"] if row["chosen"]]
     assert chosen[0] == "weight-decay(weight=0.0001)"  # 100 cannot learn anything
-    assert parse(chosen[1]).parts[0] == ("weight-decay", (("weight", 0.0001),))
+    assert next(iter(parse(chosen[1]).parts.items())) == ("weight-decay", {"weight": 0.0001})
     tried = [row["method"] for row in grid["candidates"][2:]]
     assert tried == [f"weight-decay(weight=0.0001)+sam(rho={rho})" for rho in (0.05, 0.1)]
     # Its price is its own search and the one before it.

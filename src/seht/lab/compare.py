@@ -42,9 +42,9 @@ class Entry:
 
     def with_decay(self, weight: float | None) -> Entry:
         """The same with this weight decay, if it waits for one; ``None`` takes the recipe's."""
-        given = () if weight is None else (("weight", weight),)
-        parts = ((n, given if n == "weight-decay" else own) for n, own in self.method.parts)
-        return replace(self, method=Spec(tuple(parts))) if self.over_decay else self
+        given = {} if weight is None else {"weight": weight}
+        found = Spec({**self.method.parts, "weight-decay": given})
+        return replace(self, method=found) if self.over_decay else self
 
     @property
     def label(self) -> str | None:

@@ -48,7 +48,7 @@ class PaperRow:
         """
         if self.method is None:
             return False
-        own = {name: dict(options) for name, options in parse(self.method).parts}
+        own = parse(self.method).parts
         return own.keys() == method.keys() and all(
             options.items() <= own[name].items() for name, options in method.items()
         )

@@ -99,8 +99,8 @@ def best(
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     found = _Search(comparison, chosen, scheduler, say)
     winners = {i: found.winner(row) for i, row in found.all(grid, over_decay=False)}
-    decay = next((w for w in winners.values() if [*dict(w.method.parts)] == ["weight-decay"]), None)
-    weight = None if decay is None else dict(decay.method.parts[0][1]).get("weight")
+    decay = next((w for w in winners.values() if [*w.method.parts] == ["weight-decay"]), None)
+    weight = None if decay is None else decay.method.parts["weight-decay"].get("weight")
     before = 0 if decay is None else found.runs[decay.name]
     later = [[entry.with_decay(weight) for entry in row] for row in grid]
     winners |= {i: found.winner(row, before) for i, row in found.all(later, over_decay=True)}
@@ -178,9 +178,9 @@ class _Search:
 
 def at_edge(best: Entry, row: Sequence[Entry]) -> str | None:
     """The option whose smallest or largest candidate has won, of three or more."""
-    for name, options in best.method.parts:
-        for option, value in options:
-            tried = {dict(dict(entry.method.parts)[name]).get(option) for entry in row}
+    for name, options in best.method.parts.items():
+        for option, value in options.items():
+            tried = {entry.method.parts[name].get(option) for entry in row}
             numbers = sorted(v for v in tried if isinstance(v, (int, float)))
             if len(numbers) == len(tried) > 2 and value in (numbers[0], numbers[-1]):
                 return option

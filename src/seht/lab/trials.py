@@ -74,7 +74,7 @@ class Trial:
             "seed": self.seed,
             "test": self.test,
         }
-        given = {name: dict(options).get("weight") for name, options in self.method.parts}
+        given = {name: options.get("weight") for name, options in self.method.parts.items()}
         paths = {n: path.state() for n, path in given.items() if isinstance(path, WeightPath)}
         found |= {"paths": paths} if paths else {}
         return plain(found | ({"ranks": ranks} if ranks > 1 else {}))

@@ -24,13 +24,13 @@ _MOST = 10**12  # of steps or probes: beyond it torch's counters overflow
 class Spec:
     """A method or a combination, as the user asked for it."""
 
-    parts: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-    """Names with the options that were given, in the user's order."""
+    parts: Mapping[str, Mapping[str, Any]]
+    """The options that were given, by the methods' names in the user's order."""
 
     @property
     def text(self) -> str:
         """The canonical text; :func:`parse` reads it back."""
-        return "+".join(written(name, dict(options)) for name, options in self.parts)
+        return "+".join(written(name, options) for name, options in self.parts.items())
 
     @property
     def slug(self) -> str:
@@ -44,19 +44,16 @@ class Spec:
 
     def along(self, paths: Mapping[str, WeightPath]) -> Spec:
         """The same with the weights of these paths, by the methods' names."""
-        return Spec(
-            tuple(
-                (name, (*((k, v) for k, v in given if k != "weight"), ("weight", paths[name])))
-                if name in paths
-                else (name, given)
-                for name, given in self.parts
-            )
-        )
+        made = {}
+        for name, given in self.parts.items():
+            kept = {k: v for k, v in given.items() if k != "weight" or name not in paths}
+            made[name] = kept | ({"weight": paths[name]} if name in paths else {})
+        return Spec(made)
 
     def build(self, recipe: Recipe) -> Combined:
         """The methods for a recipe: its settings go before defaults, the user's before both."""
         made: dict[str, Method] = {}
-        for name, options in sorted(self.parts, key=lambda part: list(METHODS).index(part[0])):
+        for name, options in sorted(self.parts.items(), key=lambda part: [*METHODS].index(part[0])):
             if recipe.task not in METHODS[name].tasks:
                 words = {"image": "images", "table": "tables"}
                 kinds = [words.get(task, task) for task in KINDS if task in METHODS[name].tasks]
@@ -65,7 +62,7 @@ class Spec:
                     f"{recipe.task}; leave it out"
                 )
             settings = _checked(name, recipe.settings.get(name, {}))
-            made[name] = _make(name, METHODS[name].settled(settings, dict(options)))
+            made[name] = _make(name, METHODS[name].settled(settings, options))
         return Combined(list(made.values()))
 
     def __str__(self) -> str:
@@ -74,14 +71,14 @@ class Spec:
 
 def parse(text: str) -> Spec:
     """Read ``name(option=value,...)+name...``; a mistake is a :class:`ValueError` in one line."""
-    parts = []
+    parts = {}
     for name, given in read(text).items():
         if name not in METHODS:
             raise ValueError(unknown("method", name, METHODS))
         checked = _checked(name, given)
-        parts.append((name, tuple((k, checked[k]) for k in options(name) if k in checked)))
-    Combined([_make(name, dict(given)) for name, given in parts])
-    return Spec(tuple(parts))
+        parts[name] = {k: checked[k] for k in options(name) if k in checked}
+    Combined([_make(name, given) for name, given in parts.items()])
+    return Spec(parts)
 
 
 def read(text: str) -> dict[str, dict[str, str]]:

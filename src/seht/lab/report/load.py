@@ -91,25 +91,18 @@ def load(directory: str | Path) -> ComparisonRecord:
             f"{str(directory)!r} is not a comparison: it has no comparison.json; "
             f"`seht compare RECIPE --out {directory}` writes one"
         )
-    recipe: Any = asked.get("recipe")
-    methods: Any = asked.get("methods")
-    seeds: Any = asked.get("seeds")
-    well_formed = (
-        isinstance(recipe, dict)
-        and isinstance(recipe.get("name"), str)
-        and isinstance(recipe.get("data"), dict)
-        and isinstance(recipe["data"].get("name"), str)
-        and isinstance(methods, list)
-        and bool(methods)
-        and all(isinstance(method, str) for method in methods)
-        and isinstance(seeds, list)
-        and all(isinstance(seed, int) for seed in seeds)
-    )
-    if not well_formed:
-        raise RunError(
-            f"{str(about)!r} does not name a recipe, its data, methods and seeds; "
-            "`seht compare` writes it anew"
-        )
+    match asked:
+        case {
+            "recipe": {"name": str(), "data": {"name": str()}} as recipe,
+            "methods": [_, *_] as methods,
+            "seeds": [*_] as seeds,
+        } if all(isinstance(m, str) for m in methods) and all(isinstance(s, int) for s in seeds):
+            pass
+        case _:
+            raise RunError(
+                f"{str(about)!r} does not name a recipe, its data, methods and seeds; "
+                "`seht compare` writes it anew"
+            )
     runs = {}
     for folder in sorted(top.glob("runs/*/seed-*")):
         run = _run(folder)

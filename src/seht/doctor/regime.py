@@ -12,8 +12,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from seht.curvature.head import find_module
@@ -48,13 +49,10 @@ def find_regime(patient: Patient, boundary: str | None, end: float) -> Regime:
     """Compare the losses on training data, with swapped predictions, and on held-out data."""
     with evaluating(patient.model):
         train = patient.losses(patient.batches, end)
-        swaps = _Swaps(find_module(patient.model, boundary))
-        swapped: list[float] = []
-        with swaps.on():
-            for batch in patient.batches[: len(train)]:
-                swapped.append(patient.objective.loss(batch))
+        with _swapped(find_module(patient.model, boundary)) as outputs:
+            swapped = [patient.objective.loss(batch) for batch in patient.batches[: len(train)]]
         held_out = patient.losses(patient.held_out, end) if patient.held_out else []
-    known = swaps.count > 0 and swapped != train and all(map(math.isfinite, swapped))
+    known = bool(outputs) and swapped != train and all(map(math.isfinite, swapped))
     kind, why = judge(train, swapped if known else [], held_out)
     return Regime(
         kind,
@@ -108,29 +106,20 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-class _Swaps:
-    """Gives every example the outputs of another one, half a batch away."""
+@contextmanager
+def _swapped(module: nn.Module) -> Iterator[list[torch.Size]]:
+    """Gives every example the outputs of another one, half a batch away; yields their shapes."""
+    found: list[torch.Size] = []
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self.count = 0
-        """Tensors that were swapped."""
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Swap predictions while the block runs."""
-        handle = self._module.register_forward_hook(self._leave)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        return mapped(outputs, self._swap)
-
-    def _swap(self, tensor: Tensor) -> Tensor:
+    def swap(tensor: Tensor) -> Tensor:
         axis = next((k for k, length in enumerate(tensor.shape[:2]) if length > 1), None)
         if axis is None or not tensor.is_floating_point():
             return tensor
-        self.count += 1
+        found.append(tensor.shape)
         return tensor.roll(tensor.shape[axis] // 2, axis)
+
+    handle = module.register_forward_hook(lambda module, inputs, out: mapped(out, swap))
+    try:
+        yield found
+    finally:
+        handle.remove()

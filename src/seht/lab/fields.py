@@ -210,6 +210,8 @@ def from_text(name: str, hint: Any, text: str) -> Any:
 
 def to_text(value: Any) -> str:
     """The text of a value, which :func:`from_text` reads back."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

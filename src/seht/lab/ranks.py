@@ -20,6 +20,7 @@ from torch import Tensor
 
 from seht.lab.methods.base import Batch
 from seht.lab.records import RunError
+from seht.tensors.trees import mapped
 
 T = TypeVar("T")
 
@@ -77,7 +78,9 @@ class FabricRanks:
 
         # As bytes on the host: objects would be unpickled onto the devices they came from.
         found: list[Any] = [None] * self.count
-        dist.gather_object(on_host(value), found if self.leads else None)
+        dist.gather_object(
+            mapped(value, lambda tensor: tensor.detach().cpu()), found if self.leads else None
+        )
         return found if self.leads else []
 
     def share(self, batch: Batch) -> tuple[Batch, float]:
@@ -98,12 +101,9 @@ class FabricRanks:
         if first == last:
             first, last = 0, 1
 
-        def part(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.narrow(axis, first, last - first)
-
-        x = batch.x.narrow(axis, first, last - first)
-        y = batch.y.narrow(axis, first, last - first)
-        return replace(batch, x=x, y=y, other=part(batch.other)), weight
+        parts = {"x": batch.x, "y": batch.y, "other": batch.other}
+        own = mapped(parts, lambda tensor: tensor.narrow(axis, first, last - first))
+        return replace(batch, **own), weight
 
     def leave(self) -> None:
         """Wait for the others: no rank may be gone while one still speaks.
@@ -191,14 +191,3 @@ def under_torchrun() -> bool:
 def leads() -> bool:
     """Whether this process is the first rank, from the environment, before the ranks have met."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
-
-
-def on_host(value: Any) -> Any:
-    """The same with every tensor in memory."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: on_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(on_host, value))
-    return value

@@ -22,8 +22,9 @@ from seht.lab.config import Recipe
 from seht.lab.data import Data
 from seht.lab.evaluate import evaluate
 from seht.lab.methods.base import Batch, Run
-from seht.lab.methods.loss import detached, make_closure, plain_loss
+from seht.lab.methods.loss import make_closure, plain_loss
 from seht.lab.ranks import FabricRanks, single
+from seht.tensors.trees import mapped
 
 
 def mix(seed: int, number: int) -> int:
@@ -145,7 +146,7 @@ class Training:
         else:
             self.optimizer.step()
         self.method.after_step()
-        self.hidden = detached(aux.get("hidden"))
+        self.hidden = mapped(aux.get("hidden"), Tensor.detach)
         self.loss += aux["loss"] * (weight / self.ranks.count)
         self.position += 1
         for name, value in self.method.log().items():

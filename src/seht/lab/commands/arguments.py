@@ -83,8 +83,7 @@ def _described(dotted: str, kind: str, value: Any, about: str) -> str:
     """A field with its value as one would type it, and what it means in a column of its own."""
     from seht.lab.fields import to_text
 
-    shown = ",".join(map(str, value)) if isinstance(value, tuple) else to_text(value)
-    head = f"  --{dotted:<20} {shown:<12} "
+    head = f"  --{dotted:<20} {to_text(value):<12} "
     text = f"{kind}{'; ' if about else ''}{about}"
     if len(head) > _COLUMN:  # a long name or value has a line of its own
         head = f"{head.rstrip()}\n{' ' * _COLUMN}"

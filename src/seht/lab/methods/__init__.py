@@ -27,27 +27,9 @@ from seht.lab.methods.trace import PENALTIES
 from seht.lab.methods.weight_decay import Nothing, WeightDecay
 
 _ORDER: tuple[type[Method], ...] = (
-    WeightDecay,
-    Nothing,
-    LinBregMethod,
-    Jacobian,
-    DropBlock,
-    ConfidencePenalty,
-    LabelSmoothing,
-    Cutout,
-    Mixup,
-    Dropout,
-    NontargetUniform,
-    FeatureRedundancy,
-    Fisher,
-    Nso,
-    HtrFull,
-    HtrMiddle,
-    *PENALTIES,
-    Sam,
-    Asam,
-    Lookahead,
-    Ema,
-    EarlyStopping,
+    *(WeightDecay, Nothing, LinBregMethod, Jacobian, DropBlock, ConfidencePenalty),
+    *(LabelSmoothing, Cutout, Mixup, Dropout, NontargetUniform, FeatureRedundancy, Fisher),
+    *(Nso, HtrFull, HtrMiddle, *PENALTIES),
+    *(Sam, Asam, Lookahead, Ema, EarlyStopping),
 )
 METHODS = {method.name: method for method in _ORDER}

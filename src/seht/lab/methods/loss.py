@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seht.lab.methods.base import Batch, Forward, Method
+from seht.tensors.trees import mapped
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,7 @@ def first(batch: Batch, part: float) -> Batch:
     axis = 0 if batch.x.is_floating_point() else 1
     count = max(1, round(part * batch.x.shape[axis]))
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return tuple(map(cut, value))
-        return value.narrow(axis, 0, count) if isinstance(value, Tensor) else value
-
-    fields = {name: cut(getattr(batch, name)) for name in ("x", "y", "other", "hidden")}
-    return replace(batch, **fields)
+    return mapped(batch, lambda tensor: tensor.narrow(axis, 0, count))
 
 
 def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
@@ -68,16 +63,7 @@ def outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
     if batch.x.is_floating_point():
         return model(batch.x), None
     logits, hidden = model(batch.x, batch.hidden)
-    return logits.flatten(0, 1), detached(hidden)
-
-
-def detached(hidden: Any) -> Any:
-    """A recurrent state without its graph."""
-    if isinstance(hidden, Tensor):
-        return hidden.detach()
-    if isinstance(hidden, (tuple, list)):
-        return tuple(map(detached, hidden))
-    return hidden
+    return logits.flatten(0, 1), mapped(hidden, Tensor.detach)
 
 
 def plain_loss(model: nn.Module, batch: Batch) -> Tensor:

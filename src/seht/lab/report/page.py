@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seht.lab.fields import to_text
 from seht.lab.report import figures, words
 from seht.lab.report.columns import GROUPS, Column, columns
 from seht.lab.report.rows import MethodRow, ReportTable
@@ -65,7 +66,7 @@ def render(table: ReportTable) -> str:
         flatness=figures.flatness(table),
         gaps=words.gaps(table),
         glossary=list(words.glossary(table)),
-        recipe=[(name, words.written(value)) for name, value in words.flat(comparison.recipe)],
+        recipe=[(name, to_text(value)) for name, value in words.flat(comparison.recipe)],
         command=words.command(comparison),
         versions=_versions(table),
     )

@@ -159,7 +159,7 @@ def other_recipe(table: ReportTable) -> str | None:
     changed = {k: v for k, v in changes(table.comparison).items() if k not in harmless}
     if table.paper is None or not changed:
         return None
-    said = ", ".join(f"{name} {written(value)}" for name, value in changed.items())
+    said = ", ".join(f"{name} {to_text(value)}" for name, value in changed.items())
     return f"The paper's figures belong to its own recipe; these runs have {said}."
 
 
@@ -187,7 +187,7 @@ def command(comparison: ComparisonRecord) -> str:
         parts += ["--first-seed", str(seeds[0])]
     parts += ["--refit"] if comparison.refit else []
     for name, value in changes(comparison).items():
-        parts += [f"--{name}", written(value)]
+        parts += [f"--{name}", to_text(value)]
     return shlex.join([*parts, "--out", "DIR"])
 
 
@@ -204,13 +204,6 @@ def changes(comparison: ComparisonRecord) -> dict[str, Any]:
         asked = to_dict(from_dict(asked))
     before, now = dict(flat(known)), dict(flat(asked))
     return {name: value for name, value in now.items() if before.get(name) != value}
-
-
-def written(value: Any) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return to_text(value)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -77,7 +77,7 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
             method, dot, option = name.removeprefix("settings.").rpartition(".")
             if not (dot and method and option):
                 raise ValueError(f"{name!r} is not settings.METHOD.OPTION")
-            value = _literal(text)
+            value = literal(text)
             before = values["settings"].setdefault(method, {})
             if before.get(option) != value:
                 changed.add(name)
@@ -145,7 +145,7 @@ def _made(kind: type[Any], values: Any, prefix: str) -> Any:
     return kind(**made)
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """The value of an option, whose type only its method knows: a number, a truth value, a word."""
     if (word := text.strip()).lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[word.lower()]

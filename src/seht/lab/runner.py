@@ -216,21 +216,7 @@ class _Loop:
         return self.result("failed", kind + lines[0], steps, {}, {})
 
     def result(
-        self,
-        status: str,
-        reason: str | None,
-        steps: int,
-        metrics: dict[str, dict[str, float]],
-        found: dict[str, Any],
+        self, status: str, reason: str | None, steps: int, metrics: Any, found: dict[str, Any]
     ) -> Result:
-        return Result(
-            status=status,
-            reason=reason,
-            method=self.trial.title,
-            seed=self.trial.seed,
-            epochs=len(self.rows),
-            steps=steps,
-            seconds=round(self.seconds, 3),
-            metrics=metrics,
-            **found,
-        )
+        run = (self.trial.title, self.trial.seed, len(self.rows), steps, round(self.seconds, 3))
+        return Result(status, reason, *run, metrics, **found)

@@ -35,17 +35,6 @@ class Interval:
     """``left``, ``right`` or both, where it goes on outside the drawing."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What one cell shows."""
-
-    text: str
-    kind: str = ""
-    rank: str = ""
-    detail: str = ""
-    interval: Interval | None = None
-
-
 def render(table: ReportTable) -> str:
     """The page's HTML."""
     every = columns(table)
@@ -112,15 +101,16 @@ def _grid(table: ReportTable, shown: Sequence[Column]) -> dict[str, Any]:
     return {"columns": shown, "body": body}
 
 
-def _cell(table: ReportTable, row: MethodRow, column: Column, reach: float) -> Cell:
-    rank = ""
-    if is_best(table, row, column):
-        rank = "best"
-    elif is_best(table, row, column, place=1):
-        rank = "second"
-    drawn = drawn_interval(row, reach) if column.figure == "difference" else None
-    kind = column.figure if column.figure in ("difference", "paper") else ""
-    return Cell(column.cell(row), kind, rank, column.detail(row), drawn)
+def _cell(table: ReportTable, row: MethodRow, column: Column, reach: float) -> dict[str, Any]:
+    """What one cell shows."""
+    second = "second" if is_best(table, row, column, place=1) else ""
+    return {
+        "text": column.cell(row),
+        "kind": column.figure if column.figure in ("difference", "paper") else "",
+        "rank": "best" if is_best(table, row, column) else second,
+        "detail": column.detail(row),
+        "interval": drawn_interval(row, reach) if column.figure == "difference" else None,
+    }
 
 
 def drawn_reach(rows: Sequence[MethodRow]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seht.lab import paper
+from seht.lab.fields import literal
 from seht.lab.methods.parse import read
 from seht.lab.report.load import DONE, ComparisonRecord, RunRecord
 from seht.lab.report.stats import LEVEL, Difference, Mean, holm, mean, paired, seeds_needed
@@ -250,7 +250,7 @@ def options_of(method: str, recipe: Mapping[str, Any]) -> dict[str, dict[str, An
     """The options each part runs with, the recipe's settings under those of the text."""
     settings = recipe.get("settings") or {}
     return {
-        name: {**settings.get(name, {}), **{key: _value(text) for key, text in options.items()}}
+        name: {**settings.get(name, {}), **{key: literal(text) for key, text in options.items()}}
         for name, options in _given(method).items()
     }
 
@@ -260,10 +260,3 @@ def _given(method: str) -> dict[str, dict[str, str]]:
         return read(method)
     except ValueError:  # a label: of a changed recipe, or of another version
         return {method: {}}
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

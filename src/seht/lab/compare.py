@@ -74,9 +74,9 @@ class Comparison:
     refit: bool = False
     """Whether what is judged is trained on the validation examples too."""
 
-    def trial(self, entry: Entry, seed: int, *, test: bool = True) -> Trial:
-        """One run of it; those that must not see the test set are kept apart."""
-        out = self.out / ("runs" if test else "grid") / entry.slug / f"seed-{seed}"
+    def trial(self, entry: Entry, seed: int, *, folder: str = "runs") -> Trial:
+        """One run of it; those that must not see the test set are in other folders than these."""
+        test, out = folder == "runs", self.out / folder / entry.slug / f"seed-{seed}"
         trial = Trial(entry.recipe, entry.method, seed, out, test, entry.label, self.execution)
         return refit.again(self, entry, trial) if self.refit and test else trial
 

@@ -65,9 +65,7 @@ def tuned(entry: Entry) -> list[str]:
 
 def first(comparison: Comparison, entry: Entry, seed: int) -> Trial:
     """The training that a path is taken from."""
-    out = comparison.out / FOLDER / entry.slug / f"seed-{seed}"
-    trial = Trial(entry.recipe, entry.method, seed, out, False, entry.label)
-    return replace(trial, execution=comparison.execution)
+    return comparison.trial(entry, seed, folder=FOLDER)
 
 
 def firsts(comparison: Comparison) -> list[Trial]:

@@ -141,7 +141,7 @@ class _Search:
 
         rows = [(i, row) for i, row in enumerate(grid) if row[0].over_decay == over_decay]
         asked = [(e, seed) for _, row in rows if len(row) > 1 for e in row for seed in self.seeds]
-        trials = [self.comparison.trial(entry, seed, test=False) for entry, seed in asked]
+        trials = [self.comparison.trial(entry, seed, folder="grid") for entry, seed in asked]
         if trials or not over_decay:
             self.say(f"searching {len(trials)} runs on the validation split")
         keys = [(entry.slug, seed) for entry, seed in asked]

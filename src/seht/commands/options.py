@@ -41,6 +41,8 @@ def add_options(parser: Any, *rows: tuple[Any, ...]) -> None:
         parser.add_argument(name, help=text, **how)
 
 
+# --- numbers in their range -------------------------------------------------------------------
+
 SEED = 2**63 - 1
 """The largest seed that torch's generators take."""
 COUNT = 10**6

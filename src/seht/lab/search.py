@@ -204,6 +204,8 @@ def score(results: Sequence[Result]) -> tuple[float, float]:
     return top1, -sum(metrics.get("valid_loss", math.inf) for metrics in found) / len(found)
 
 
+# --- the settings that are tried --------------------------------------------------------------
+
 BUDGET = 7
 """The default number of candidates of a row."""
 

@@ -91,7 +91,10 @@ def _described(dotted: str, kind: str, value: Any, about: str) -> str:
     return head + f"\n{' ' * _COLUMN}".join(lines)
 
 
-def read(make: Callable[[], Any]) -> Any:
+# --- the recipe and the method of a command line ----------------------------------------------
+
+
+def parsed(make: Callable[[], Any]) -> Any:
     """Parse user input; a mistake in it becomes a one-line error."""
     from seht.lab.records import RunError
 

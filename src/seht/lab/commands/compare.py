@@ -15,7 +15,7 @@ from seht.lab.commands.arguments import (
     add_shared,
     chosen_recipe,
     execution_of,
-    read,
+    parsed,
     told,
 )
 
@@ -86,10 +86,10 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
     if under_torchrun():
         raise RunError("seht compare runs its trials in processes of its own: --jobs, no torchrun")
-    recipe, rows = read(lambda: rows_of(arguments))
+    recipe, rows = parsed(lambda: rows_of(arguments))
     out = Path(arguments.out or Path("runs", recipe.name))
     grid = rows if arguments.grid else None
-    scheduler = read(lambda: scheduler_of(arguments))
+    scheduler = parsed(lambda: scheduler_of(arguments))
     entries = [row[0] for row in rows] if arguments.grid else [e for row in rows for e in row]
 
     compare(
@@ -145,6 +145,9 @@ def watch(trial: Trial) -> Watch | None:
 def say(line: str) -> None:
     """Print it now."""
     print(line, flush=True)
+
+
+# --- the rows, from methods, alternatives or a preset -----------------------------------------
 
 
 def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:

@@ -14,7 +14,7 @@ from seht.lab.commands.arguments import (
     add_shared,
     chosen_recipe,
     execution_of,
-    read,
+    parsed,
     told,
 )
 from seht.lab.records import Result
@@ -57,8 +57,8 @@ def run_train(arguments: argparse.Namespace) -> int:
     from seht.lab.methods.parse import parse
     from seht.lab.ranks import leads
 
-    recipe, spec = read(lambda: (chosen_recipe(arguments), parse(arguments.method)))
-    read(lambda: spec.build(recipe))  # fails before the first file is made
+    recipe, spec = parsed(lambda: (chosen_recipe(arguments), parse(arguments.method)))
+    parsed(lambda: spec.build(recipe))  # fails before the first file is made
     default = Path("runs", "train", recipe.name, spec.slug, f"seed-{arguments.seed}")
     out = Path(arguments.out or default)
     from seht.lab.trials import Trial
@@ -76,6 +76,8 @@ def run_train(arguments: argparse.Namespace) -> int:
     print(out)
     return 0 if result.done else 1
 
+
+# --- the figures of a run as a table ----------------------------------------------------------
 
 _PARTS = {"valid": "validation", "test": "test"}
 _FIGURES = {

@@ -125,7 +125,7 @@ class Sandbox:
         )
 
     def nearby(self) -> Sandbox:
-        """The same problem with slightly moved weights, none of which is exactly zero.
+        """The same problem with slightly moved weights; none stays exactly zero.
 
         A kink may lie exactly where training starts, and a layer that starts from zero hides
         whatever is wrong behind it.

@@ -88,7 +88,7 @@ def flatness(model: nn.Module, batches: Iterable[Batch], seed: int) -> dict[str,
         ]
         squares = [weight.double().square().sum().item() for weight in model.parameters()]
     trace = None
-    if all(map(math.isfinite, traces)):  # else the means below are none, or raise
+    if all(map(math.isfinite, traces)):  # else the means below are not finite, or raise
         trace = {
             "estimate": statistics.fmean(traces),
             "stderr": statistics.stdev(traces) / math.sqrt(len(traces)),

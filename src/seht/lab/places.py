@@ -37,9 +37,7 @@ def _check(directory: Path, ours: bool, kind: str) -> None:
 
 
 def _foreign(directory: Path) -> Path | None:
-    """A file that somebody else may have put there; hidden ones, and what a kill has left, are no
-    such.
-    """
+    """A file that somebody else may have put there; not hidden ones, or what a kill has left."""
     for place in directory.rglob("*"):
         name = place.relative_to(directory)
         hidden = any(part.startswith(".") for part in name.parts)

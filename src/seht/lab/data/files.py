@@ -3,7 +3,7 @@
     paths = find("cifar10")      # {"data_batch_1": Path(...), ...}
 
 They are looked for in ``data_dir``, in ``$SEHT_DATA`` and in the cache; there as files, or as the
-official archive. What is nowhere is fetched from its official source into the cache.
+official archive. What is in none of them is fetched from its official source into the cache.
 """
 
 from __future__ import annotations

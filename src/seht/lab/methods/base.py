@@ -63,7 +63,7 @@ class Run:
     optimizer: Optimizer | None = None
     """The recipe's own, before a method changes or wraps it."""
     held_out: Any = None
-    """The validation split, ``(batches, loss_fn)``; its batches may be none."""
+    """The validation split, ``(batches, loss_fn)``; there may be no batches in it."""
 
     @property
     def steps(self) -> int:

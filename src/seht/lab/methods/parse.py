@@ -82,7 +82,7 @@ def parse(text: str) -> Spec:
 
 
 def read(text: str) -> dict[str, dict[str, str]]:
-    """The names in a text and their options, whether or not there are such."""
+    """The names in a text and their options, known or not."""
     parts: dict[str, dict[str, str]] = {}
     for piece in _split(text, "+"):
         found = _PART.fullmatch(piece)

@@ -42,7 +42,7 @@ def render(directory: str | Path, power: float | None = None) -> dict[str, str]:
 
 @contextmanager
 def _sense(directory: str | Path) -> Iterator[None]:
-    """What the readers have let through and nothing can be made of is a mistake in the records."""
+    """What was read without complaint, but makes no report, is a mistake in the records."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -37,7 +37,7 @@ class MethodRow:
     """Which of :data:`ENDS` is a bound in some run: its search did not converge."""
     stability: str | None = None
     equilibria: tuple[int, int] | None = None
-    """Runs that ended in an equilibrium of gradient flow, and runs of which that is known."""
+    """How many runs ended in an equilibrium of gradient flow, and of how many we know whether."""
     paper: paper.PaperRow | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     """The compared metric by seed."""

@@ -19,6 +19,8 @@ POOL = 300
 
 def table(name: str) -> Labelled:
     """A data set by its name, read once per process."""
+    if name == "italy-power":
+        need("series", name)  # outside of the cache, as for the features of images
     return {"cancer": _cancer, "italy-power": _italy_power}[name]()
 
 
@@ -38,7 +40,6 @@ def _italy_power() -> Labelled:
     They come with the package aeon, both of its parts in one; aeon itself is not imported, so that
     none of what it depends on has to be there.
     """
-    need("series", "italy-power")
     (package,) = importlib.util.find_spec("aeon").submodule_search_locations  # type: ignore
     folder = Path(package, "datasets", "data", "ItalyPowerDemand")
     parts = [_series(folder / f"ItalyPowerDemand_{part}.ts") for part in ("TRAIN", "TEST")]

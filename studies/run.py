@@ -108,7 +108,7 @@ def run(
         if code := seht([*command, "--out", str(out), *more]):
             raise SystemExit(code)
         stages[stage.name] = merged(stages.get(stage.name), packed(task, stage, command, out))
-        record = {"task": name, "machine": machine(), "seeds": seeds, "stages": stages}
+        record = {"task": name, "machine": machine(record), "seeds": seeds, "stages": stages}
         records.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, separators=(",", ":"))
         write(path_of(name, records), lzma.compress(text.encode(), preset=9))
@@ -181,17 +181,22 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def machine() -> dict[str, Any]:
-    """What ran it, without names."""
+def machine(record: dict[str, Any]) -> dict[str, Any]:
+    """What ran it, without names; after those that ran the record's rows before."""
     cpus = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", cpus.read_text() if cpus.is_file() else "")
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    before = record.get("machine", {})
     return {
-        "processor": model[1] if model else platform.machine(),
+        "processor": _later(before.get("processor"), model[1] if model else platform.machine()),
         "cores": os.cpu_count(),
-        "commit": commit,
+        "commit": _later(before.get("commit"), commit),
     }
+
+
+def _later(before: str | None, here: str) -> str:
+    return here if not before else before if here in before else f"{before}, later {here}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -105,21 +105,24 @@ def draw_weights(runs: list[Run]) -> None:
             continue
         left.plot(list(found), [mean(v) for v in found.values()], "o-", color=colour, markersize=4)
         left.axhline(mean(plain), color=colour, linestyle=":", linewidth=1)
-        tuned = [r for r in runs if r.get("path") and all(r[k] == v for k, v in where.items())]
+        newest = where | {"kind": "phase"}
+        tuned = [r for r in runs if r.get("path") and all(r[k] == v for k, v in newest.items())]
         if tuned:
-            place = statistics.geometric_mean(w for r in tuned for _, w in r["path"])
+            place = statistics.geometric_mean(r["path"][-1][1] for r in tuned)
             top = statistics.mean(r["top1"] for r in tuned)
             left.plot([place], [top], "*", color=PLAIN, markersize=12, zorder=3)
         left.annotate(
             f"{noise:.0%} of the labels replaced", (1e-4, mean(plain) - 2.2), color=colour
         )
     left.set(xscale="log", ylim=(68, 97), xlabel="weight", title="test accuracy, %")
-    left.text(1.1e-4, 69, "dotted: no penalty   star: tuned, one run", color="black", fontsize=9)
+    left.text(
+        1.1e-4, 69, "dotted: no penalty   star: where tuned ends", color="black", fontsize=9
+    )
     for run in runs:
-        if run.get("path") and run["noise"] == 0.4 and run["kind"] == "judged" and not run["again"]:
+        if run.get("path") and run["noise"] == 0.4 and run["kind"] == "phase" and not run["again"]:
             right.plot(*zip(*run["path"], strict=True), color=OURS, linewidth=1, alpha=0.7)
     right.set(
-        yscale="log", xlim=(0, 1), xlabel="part of the training", ylim=(1e-3, 4e-2),
+        yscale="log", xlim=(0, 1), xlabel="part of the training", ylim=(5e-5, 4e-2),
         title="the tuned weight's way, ten seeds, 40 % replaced",
     )  # fmt: skip
     plots.save(figure, "which-weight.svg")
@@ -143,7 +146,7 @@ def draw_reasons(runs: list[Run]) -> None:
     left.text(5.6, -14.5, "all there is", color=OTHER)
     bars = []
     for noise in (0.4, 0.2, 0.0):
-        where = {"kind": "judged", "noise": noise, "again": False}
+        where = {"kind": "phase", "noise": noise, "again": False}
         tuned, none = column(runs, "weight=tuned", **where), column(runs, "weight-decay", **where)
         if tuned and none:
             bars.append((f"{noise:.0%}", *paired(tuned, none)))

@@ -115,9 +115,7 @@ def draw_weights(runs: list[Run]) -> None:
             f"{noise:.0%} of the labels replaced", (1e-4, mean(plain) - 2.2), color=colour
         )
     left.set(xscale="log", ylim=(68, 97), xlabel="weight", title="test accuracy, %")
-    left.text(
-        1.1e-4, 69, "dotted: no penalty   star: where tuned ends", color="black", fontsize=9
-    )
+    left.text(1.1e-4, 69, "dotted: no penalty   star: where tuned ends", color="black", fontsize=9)
     for run in runs:
         if run.get("path") and run["noise"] == 0.4 and run["kind"] == "phase" and not run["again"]:
             right.plot(*zip(*run["path"], strict=True), color=OURS, linewidth=1, alpha=0.7)

@@ -8,7 +8,7 @@ from the folders that `seht compare` wrote, and the search for a share that came
 that is gathered takes the place of the same run before, and others stay; `gap` is the rule that
 sees the regime, `lift` the one whose bound can be lifted, `photographs` that one on small images;
 `onset` and `photographs-onset` are the one that grows gradually, `phase` and `photographs-phase`
-the one that waits while the held-out loss falls.
+the one that waits while the held-out loss falls, `photographs-same` the one before on its seeds.
 """
 
 from __future__ import annotations

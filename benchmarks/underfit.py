@@ -25,6 +25,8 @@ ROWS = {
     "tuned": {"weight": "tuned"},
     "tuned, gap=0": {"weight": seht.Tuning(gap=0.0)},
     "share 1": {"share": 1.0},
+    "share 2": {"share": 2.0},
+    "share 3": {"share": 3.0},
     "share 4": {"share": 4.0},
 }
 OPTIMIZERS = {

@@ -145,6 +145,20 @@ CARRIED = (
 
 STRONGER = Stage("stronger", {"tr(G)": "{digits-noisy:tr(G)}", "tr(G) share 4": "seht-h(share=4)"})
 
+STOPPED = (
+    Stage(
+        "stopped",
+        {
+            "early-stopping": "early-stopping",
+            "tr(G) tuned": "seht-h(weight=tuned)",
+            "stopped tr(G) tuned": "early-stopping+seht-h(weight=tuned)",
+            "tr(G) share": "{digits-noisy:tr(G) share}",
+            "stopped tr(G) share": "early-stopping+{digits-noisy:tr(G) share}",
+        },
+    ),
+)
+"""Early stopping alone, tr(G) alone, and both: held-out examples are there for either."""
+
 _W = "{digits-noisy:tr(G)=weight}"
 PRICE = Stage(
     "price",
@@ -234,6 +248,27 @@ TASKS = {
         (*NO_EXTRAS, "--batch", "20"),
         title="digits, 40 % replaced, steps enough to fit them",
     ),
+    "stopped-digits-noisy": Task(
+        "digits-noisy", STOPPED, 10, title="digits, 40 % replaced, stopped early"
+    ),
+    "stopped-digits-fitted": Task(
+        "digits-noisy",
+        STOPPED,
+        10,
+        (*NO_EXTRAS, "--batch", "20"),
+        title="digits, 40 % replaced, steps enough to fit them, stopped early",
+    ),
+    "stopped-digits-clean": Task(
+        "digits-noisy",
+        STOPPED,
+        10,
+        (*NO_EXTRAS, *_NO_NOISE),
+        title="digits, right labels, stopped early",
+    ),
+    "stopped-cancer-noisy": Task(
+        "cancer-noisy", STOPPED, 10, title="a table, 40 % replaced, stopped early"
+    ),
+    "stopped-cancer": Task("cancer", STOPPED, 10, title="a table, right labels, stopped early"),
     "price": Task("digits-noisy", (PRICE,), 10, title="what cheaper schedules keep"),
     "paper": Task(
         "digits-noisy",

@@ -7,6 +7,7 @@ The records (`results/weight.json.xz`) are the runs of `docs/evidence/weight-pro
 from the folders that `seht compare` wrote, and the search for a share that came before them. A run
 that is gathered takes the place of the same run before, and others stay; `gap` is the rule that
 sees the regime, `lift` the one whose bound can be lifted, `photographs` that one on small images;
+`share-digits`, `share-fitted`, `share-cancer` and `share-new` ask which share should be the default;
 `onset` and `photographs-onset` are the one that grows gradually, `phase` and `photographs-phase`
 the one that waits while the held-out loss falls, `photographs-same` the one before on its seeds.
 """
@@ -36,6 +37,8 @@ Run = dict[str, Any]
 
 def gather(kind: str, folder: Path) -> list[Run]:
     """Every ended run of a comparison, as far as a figure or a table wants it."""
+    if folder.is_file():
+        return gather_new(kind, folder)
     found = []
     for file in sorted(folder.glob("runs/*/seed-*/result.json")):
         result = json.loads(file.read_text())
@@ -61,6 +64,26 @@ def gather(kind: str, folder: Path) -> list[Run]:
             ]
         found.append(run)
     return found
+
+
+def gather_new(kind: str, file: Path) -> list[Run]:
+    """What ``benchmarks/underfit.py --json`` wrote: every example is new, and rightly labelled."""
+    return [
+        {
+            "kind": f"{kind}, {run['task'].split(', ')[1]}",
+            "noise": 0.0,
+            "again": False,
+            "row": row_of_new(run["row"]),
+            "seed": run["seed"],
+            "top1": round(run["value"], 3),
+        }
+        for run in json.loads(file.read_text())
+    ]
+
+
+def row_of_new(row: str) -> str:
+    """``share 2`` as the lab names it."""
+    return "weight-decay" if row == "without" else f"share={float(row.split()[1])}"
 
 
 def joined(old: list[Run], new: list[Run], *, same: tuple[str, ...]) -> list[Run]:
@@ -229,6 +252,38 @@ def table(runs: list[Run], asked: Question) -> str:
     return "\n".join(lines)
 
 
+SHARES = {
+    ("share-digits", 0.4): "digits, 40 % replaced",
+    ("share-digits", 0.2): "digits, 20 %",
+    ("share-fitted", 0.4): "digits, 40 %, steps enough to learn them all",
+    ("share-cancer", 0.4): "a table of patients, 40 %",
+    ("share-digits", 0.0): "digits, right labels",
+    ("share-cancer", 0.0): "a table of patients, right labels",
+    ("share-new, SGD", 0.0): "new examples only, SGD",
+    ("share-new, AdamW", 0.0): "new examples only, AdamW",
+}
+
+
+def shares(runs: list[Run]) -> str:
+    """What each share gains over no penalty, with the standard error."""
+    those = [run for run in runs if (run["kind"], run["noise"]) in SHARES]
+    tried = sorted({float(r["row"][6:]) for r in those if r["row"].startswith("share=")})
+    head = " | ".join(f"share {share:g}" for share in tried)
+    lines = [f"| | seeds | {head} |", f"| --- | ---: |{' ---: |' * len(tried)}"]
+    for (kind, noise), title in SHARES.items():
+        here = [run for run in those if run["kind"] == kind and run["noise"] == noise]
+        plain = column(here, "weight-decay")
+        cells = []
+        for share in tried:
+            found = column(here, f"share={share}")
+            off = [found[seed] - plain[seed] for seed in found]
+            error = statistics.stdev(off) / len(off) ** 0.5 if off else math.nan
+            gain = f"{statistics.mean(off):+.1f} ± {error:.1f}" if off else ""
+            cells.append(gain.replace("-", "−"))
+        lines.append(f"| {title} | {len(plain)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def fill(name: str, lines: str) -> None:
     """Put a table in its place on the page."""
     page, begin, end = PAGE.read_text(), f"<!-- {name} -->\n", "<!-- end -->"
@@ -254,6 +309,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     draw_weights(runs)
     draw_reasons(runs)
+    fill("shares", shares(runs))
     fill("table", table(runs, DIGITS))
     fill("gap", table(runs, DIGITS_GAP))
     fill("lift", table(runs, DIGITS_LIFT))

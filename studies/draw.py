@@ -228,6 +228,11 @@ def _close(rows: dict[str, Row], one: str, other: str) -> str:
     return f"{'yes' if d.low is not None and d.low >= -3 else 'no'}: {interval(d)}"
 
 
+def fewest(record: dict[str, Any]) -> int:
+    """The seeds that every row has: rows run at another time may have more."""
+    return min(len(runs) for stage in record["stages"].values() for runs in stage["runs"].values())
+
+
 def missing(records: dict[str, dict[str, Any]]) -> str:
     """What the plan has and the records have not."""
     lines = []
@@ -238,10 +243,11 @@ def missing(records: dict[str, dict[str, Any]]) -> str:
         record = records[name]
         there = {(s, key) for s, stage in record["stages"].items() for key in stage["rows"]}
         left = [key for s in task.stages for key in s.rows if (s.name, key) not in there]
-        if left or record["seeds"] < task.seeds:
+        seeds = fewest(record)
+        if left or seeds < task.seeds:
             rows = f"the rows {', '.join(dict.fromkeys(left))}; " if left else ""
             lines.append(
-                f"- {task.title}: {rows}{record['seeds']} of {task.seeds} seeds are there; "
+                f"- {task.title}: {rows}{seeds} of {task.seeds} seeds are there; "
                 f"`make study TASK={name}` runs the rest"
             )
     return "\n".join(lines) or "Nothing."

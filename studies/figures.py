@@ -41,7 +41,9 @@ def differences(name: str, record: dict[str, Any], path: Path) -> None:
     text = rows_of(record, refit=False)["weight decay"].text
     unit = "test perplexity" if text else "test accuracy, points"
     axes.set_xlabel(f"{unit}, difference to the tuned weight decay, paired, 95 %")
-    axes.set_title(f"{TASKS[name].title}; n = {record['seeds']}", fontsize=9)
+    pairs = sorted({d.n for d, _ in found.values()})
+    n = " to ".join(map(str, dict.fromkeys((pairs[0], pairs[-1]))))
+    axes.set_title(f"{TASKS[name].title}; n = {n}", fontsize=9)
     saved(figure, path)
 
 

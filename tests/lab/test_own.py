@@ -91,14 +91,19 @@ NAN = np.full((100, 7), np.nan)
         ({"x": np.ones((0, 7)), "y": np.ones(0)}, "examples, columns"),
         ({"x": NAN}, "finite numbers"),
         ({"x": np.full((100, 7), "a")}, "finite numbers"),
+        ({"x": np.full((100, 7), 1e39)}, r"x in .* must lie within ±1e\+37; scale it"),
         ({"y": np.ones(99)}, "must be 100 labels"),
-        ({"y": NAN[:, 0]}, "must be 100 labels"),
+        ({"y": NAN[:, 0]}, "must be 100 labels, and some are missing"),
         ({"y": np.arange(100) / 7}, "100 values in 100 examples; make a few classes"),
         ({"y": np.arange(100) % 40}, "40 values in 100 examples; make a few classes"),
         ({"y": np.arange(100) % 20 / 4 + (np.arange(100) == 7) / 8}, "21 values in 100 examples"),
         ({"y": np.ones(100)}, "1 values"),
         ({"x_test": np.ones((5, 6)), "y_test": np.ones(5)}, "x_test in .* not \\(5, 6\\)"),
         ({"x_test": np.ones((5, 7), "u1"), "y_test": np.ones(5)}, "must be float64 as x is"),
+        (
+            {"x_test": np.ones((5, 7)), "y_test": np.full(5, 3)},
+            "y_test in .* has the label 3, which",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -134,6 +139,30 @@ def sheet(path, text):
     return path
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_column_far_from_zero_keeps_what_it_says(name, tmp_path):
+    """A time in seconds is 1.7e9, where float32 has steps of 128."""
+    near = write(tmp_path / "near.npz", SHAPES[name])
+    write(tmp_path / "far.npz", SHAPES[name], x=1.7e9 + near["x"])
+    for split in ("train", "test"):
+        wanted, found = (
+            joined(load(made(tmp_path / file, name), 3), split)[0]
+            for file in ("near.npz", "far.npz")
+        )
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_a_constant_column_far_from_zero_is_only_shifted_in_the_test_set_too(tmp_path):
+    arrays = write(tmp_path / "a.npz")
+    arrays["x"][:, 0] = 1e7 + 0.1
+    test = arrays["x"][:10].copy()
+    test[0, 0] += 2
+    write(tmp_path / "a.npz", x=arrays["x"], x_test=test, y_test=arrays["y"][:10])
+    data = load(made(tmp_path / "a.npz"), 3)
+    assert joined(data, "train")[0][:, 0].abs().max() == 0
+    assert joined(data, "test")[0][0, 0].item() == pytest.approx(2, abs=1e-3)
+
+
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_a_csv_file_is_a_table(tmp_path, mark):
     """With names or without, with words as labels or numbers, it is the NumPy file."""
@@ -155,6 +184,8 @@ def test_a_csv_file_is_a_table(tmp_path, mark):
         ("a,b,y\n1,2,0\n1,n/a,1\n", r"line 3, column 'b': 'n/a' is not a number; .*last column"),
         ("1,2,0\n1,,1\n", "line 2, column 2: '' is not a number"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, not 3"),
+        ("a,b,y\n1,2,no\n1,2, \n", "line 3 has no label at its end"),
+        ("a,b,y\n1,2,0\n1,2,nan\n", "must be 2 labels, and some are missing"),
         ("a,b,y\n", "a row for each example"),
         ("1\n0\n", "its label at the end"),
         ("\n", "is empty"),

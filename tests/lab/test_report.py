@@ -120,6 +120,15 @@ def test_runs_that_are_not_done_are_listed_and_not_counted(copy):
         assert "2 of 3" in text
 
 
+def test_the_best_method_is_not_named_without_its_runs_that_failed(copy):
+    """Its mean is over those that ended, perhaps the easier seeds."""
+    content = {"status": "failed", "reason": "diverged", "seed": 1}
+    best = "seht-d(probes=10,prob=0.05)+label-smoothing"
+    file = comparisons.folder(copy, best, 1) / "result.json"
+    comparisons.write_json(file, {**content, "method": best})
+    assert "% without 1 run of it that failed" in lead(build(load(copy)))
+
+
 def test_a_comparison_that_has_just_begun(tmp_path):
     comparisons.comparison(tmp_path, seeds=1, costs=False)
     shutil.rmtree(tmp_path / "runs")

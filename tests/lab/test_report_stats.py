@@ -48,7 +48,22 @@ def test_paired_difference_is_that_of_a_paired_t_test():
 def test_differences_without_spread():
     same = dict.fromkeys(range(3), 1.0)
     assert paired(same, same).p == 1.0
-    assert paired(dict.fromkeys(range(3), 2.0), same).p == 0.0
+    # Steps of one test example: their spread is unknown, and three signs say little.
+    for step in (1.0, 100 / 114):
+        base = {k: 90 + 0.1 * k for k in range(3)}
+        found = paired({k: value + step for k, value in base.items()}, base)
+        assert found == Difference(pytest.approx(step), None, None, 3, p=0.25)
+
+
+def test_accuracies_of_few_examples_do_not_make_a_table_certain():
+    """Ten methods without an effect, two seeds, a test set of 50: differences are often equal."""
+    draw, called = random.Random(5), 0
+    for _ in range(300):
+        right = [[sum(draw.random() < 0.9 for _ in range(50)) for _ in "ab"] for _ in range(11)]
+        runs = [{seed: 2.0 * count for seed, count in enumerate(counts)} for counts in right]
+        ps = {str(k): paired(ours, runs[0]).p for k, ours in enumerate(runs[1:])}
+        called += min(holm(ps).values()) < 0.05
+    assert called / 300 < 0.08
 
 
 def test_pairs_are_made_of_seeds_that_both_have():

@@ -10,6 +10,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 sys.path.insert(0, str(STUDIES))
 
 import draw  # noqa: E402
+import figures  # noqa: E402
 import paper  # noqa: E402
 import run as study  # noqa: E402
 
@@ -86,6 +87,15 @@ def test_rows_of_another_time_stay():
     both = study.merged(first, {**stage({"sam": runs(70, 72)}), "command": "later"})
     assert set(both["rows"]) == {"sam", "nso"} and len(both["runs"]["sam"]) == 2
     assert both["searched"] == {"sam": 15} and both["command"] == "later"
+
+
+def test_seeds_are_counted_by_row_and_not_by_what_the_last_command_asked_for(tmp_path):
+    """Two rows were run again with more seeds; the others, and every pair, have fewer."""
+    fixed = stage({"tr(G) tuned": runs(*range(70, 90))})
+    longer = {**record(fixed=fixed, search=SEARCHED), "seeds": 20}
+    assert "; 4 of 20 seeds are there" in draw.missing({"digits-noisy": longer})
+    figures.draw({"digits-noisy": longer}, tmp_path)
+    assert "; n = 4 " in (tmp_path / "digits-noisy.svg").read_text()
 
 
 def test_a_run_that_diverged_has_guessed_and_is_named():

@@ -5,6 +5,10 @@ both runs of a pair share their seed, hence initial weights and data order, so w
 both alike drops out. Its interval is Student's, mean ± t s / sqrt(n) with n - 1 degrees of freedom.
 Of several differences some look large by chance: what is called better or worse has to pass Holm's
 correction over all of them.
+
+Accuracies come in steps of one test example, so that all differences of two or three seeds are
+often equal to the last digit. Their spread is then unknown, not zero: there is no interval, and p
+is that of the sign test.
 """
 
 from __future__ import annotations
@@ -47,14 +51,17 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences and its confidence interval (``None`` for a single pair)."""
+    """The mean of paired differences and its confidence interval.
+
+    That is ``None`` where the spread is unknown: of a single pair, or of equal differences.
+    """
 
     value: float
     low: float | None
     high: float | None
     n: int
     p: float | None = None
-    """The p of the two-sided paired t-test, not corrected."""
+    """The p of the two-sided paired t-test (of equal differences the sign test), not corrected."""
     spread: float | None = None
     """Standard deviation of the differences."""
 
@@ -91,10 +98,17 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     centre, error = statistics.fmean(differences), _error(differences)
     if error is None:
         return Difference(centre, None, None, n)
+    if centre and _equal(differences, [*ours.values(), *theirs.values()]):
+        return Difference(centre, None, None, n, p=0.5 ** (n - 1))
     reach = student(n - 1) * error
     spread = statistics.stdev(differences)
     p = _p(centre, error, n - 1)
     return Difference(centre, centre - reach, centre + reach, n, p, spread)
+
+
+def _equal(differences: list[float], values: list[float]) -> bool:
+    """Whether they are all the same, but for the rounding of what was subtracted."""
+    return max(differences) - min(differences) <= 1e-9 * max(map(abs, values))
 
 
 def student(freedom: int, level: float = LEVEL) -> float:

@@ -30,6 +30,8 @@ def lead(table: ReportTable) -> str:
     so_far = "" if all(run.status == FAILED for run, _ in gaps(table)) else " so far"
     best = group[0]
     value = f"{best.figures[table.compared]}{unit}"
+    if lost := sum(run.status == FAILED for run in table.comparison.of(best.method)):
+        value += f" without {_count(lost, 'run')} of it that failed"
     if len(group) > 1:
         named = [f"{best.method} ({value})", *(row.method for row in group[1:3])]
         if len(group) > 3:

@@ -36,6 +36,7 @@ def gather(folder: Path) -> list[Run]:
         recipe = json.loads((file.parent / "config.json").read_text())["recipe"]
         last = (result.get("metrics") or {}).get("last") or {}
         if result["status"] != "done":
+            print(f"left out, {result['status']}: {file.parent}")
             continue
         text = "test_perplexity" in last
         path = ((result.get("paths") or {}).get("seht-h") or {}).get("weights") or [None]
@@ -60,7 +61,7 @@ def off(runs: list[Run]) -> tuple[dict[int, float], dict[int, float], dict[int, 
     without = {r["seed"]: r["value"] for r in runs if r["row"] == "without"}
     tuned = {r["seed"]: r["value"] for r in runs if r["row"] == "tuned" and r["seed"] in without}
     if runs[0]["measure"] == "perplexity":
-        return without, tuned, {s: 100 * math.log(without[s] / tuned[s]) for s in tuned}
+        return without, tuned, {s: 100 * (1 - tuned[s] / without[s]) for s in tuned}
     return without, tuned, {s: tuned[s] - without[s] for s in tuned}
 
 

@@ -45,6 +45,7 @@ def gather(kind: str, folder: Path) -> list[Run]:
         data = json.loads((file.parent / "config.json").read_text())["recipe"]["data"]
         last = (result.get("metrics") or {}).get("last") or {}
         if result["status"] != "done" or "test_top1" not in last:
+            print(f"left out, {result['status']}: {file.parent}")
             continue
         run = {
             "kind": kind,

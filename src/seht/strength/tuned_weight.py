@@ -11,8 +11,8 @@ from seht.guards import warn
 from seht.strength.gap import Gap
 from seht.strength.path import WeightPath
 from seht.strength.phase import Phase
+from seht.strength.products import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.schedule import Schedule
-from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
 from seht.strength.tuning import Position, Tuning
 from seht.strength.weight import Weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -136,7 +136,7 @@ class Account:
         """Numbers that a resumed run goes on with."""
         return {
             "calls": self.calls,
-            "guard": self.guard.state(),
+            "guard": asdict(self.guard),
             "warned_nonfinite": self._warned,
         }
 

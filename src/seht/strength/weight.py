@@ -47,10 +47,6 @@ class Calm:
         rate = max(_RATE, 1 / (self.count + 1))
         return Calm(self.count + 1, self.mean + rate * (size - self.mean))
 
-    def state(self) -> dict[str, float]:
-        """Plain numbers."""
-        return asdict(self)
-
 
 class Weight:
     """The interface of all weights; this class is a number, or a function of the step."""
@@ -112,7 +108,7 @@ class Weight:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs; tensors and plain numbers."""
-        calm = {} if self.calm is None else {"calm": self.calm.state()}
+        calm = {} if self.calm is None else {"calm": asdict(self.calm)}
         return {"kind": self.kind, **calm, **({"beyond": self._beyond} if self.timed else {})}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from seht.distributed import Ranks
 from seht.errors import NonFiniteError, check_count
 from seht.guards import Guard, Unmet, warn
 from seht.record import StepRecord
 from seht.task import Estimate, Task
-
-
-class Checking(Protocol):
-    """The one member of :class:`seht.distributed.Ranks` that is used here."""
-
-    def check_finite(self, loss: float, trace: float, step: int, *, raising: bool) -> bool:
-        """Raise here what another rank is about to raise; whether all traces are finite."""
 
 
 class Account:
@@ -77,7 +71,7 @@ class Account:
         task: Task,
         estimate: Estimate,
         step: int,
-        ranks: Checking,
+        ranks: Ranks,
         *,
         steady: bool,
         given: bool,
@@ -106,7 +100,11 @@ class Account:
                 given=given,
             )
         elif self._raising:
-            _raise_nonfinite(step, trace)
+            raise NonFiniteError(
+                f"the trace estimate is {trace} at step {step} although the loss is finite; lower "
+                "the learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty "
+                "out on such steps"
+            )
         else:
             total = estimate.loss if total is None else total
             if not self._warned:
@@ -138,7 +136,7 @@ class Account:
         """Numbers that a resumed run goes on with."""
         return {
             "calls": self.calls,
-            "guard": self.guard.state(),
+            "guard": asdict(self.guard),
             "warned_nonfinite": self._warned,
         }
 
@@ -162,12 +160,3 @@ def _check_finite(loss: float) -> None:
             f"the loss is {loss}; lower the learning rate, clip gradients, or look for the first "
             "batch that gives it"
         )
-
-
-def _raise_nonfinite(step: int, trace: float) -> NoReturn:
-    """The trace is not finite although the loss is."""
-    raise NonFiniteError(
-        f"the trace estimate is {trace} at step {step} although the loss is finite; lower the "
-        "learning rate or the weight, or pass on_nonfinite='skip' to leave the penalty out on such "
-        "steps"
-    )

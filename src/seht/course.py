@@ -24,9 +24,8 @@ from seht.replay.buffers import BorrowedBuffers
 from seht.replay.closures import Guarded, alone
 from seht.strength.strength import Dose, Strength
 from seht.task import Closure, Estimate, Task, check_loss, split
-from seht.tensors.interrupts import interruptible, uninterrupted
 from seht.tensors.random_state import RandomState
-from seht.tensors.undo import Undo, differentiated
+from seht.tensors.undo import Undo, differentiated, interruptible, uninterrupted
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import Guarded
 from seht.task import Closure, Estimate, Task, check_loss, split
-from seht.tensors.interrupts import deliver, uninterrupted
 from seht.tensors.random_state import RandomState
 from seht.tensors.second_derivatives import refuse_once, solid
+from seht.tensors.undo import deliver, uninterrupted
 
 CURVATURES = ("hessian", "ggn")
 

@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from seht.errors import PenaltyWarning
 
@@ -117,10 +117,6 @@ class Guard:
                 f"anything. Raise the weight (now {weight:.3g}), or let share=2, or weight='tuned' "
                 "with held-out data, find it."
             )
-
-    def state(self) -> dict[str, float]:
-        """Plain numbers, for ``state_dict``."""
-        return asdict(self)
 
 
 class Unmet:

@@ -24,8 +24,7 @@ from seht.strength.schedule import Schedule
 from seht.strength.strength import Strength
 from seht.strength.tuning import Tuning
 from seht.task import Closure, split
-from seht.tensors.interrupts import deliver, interruptible
-from seht.tensors.undo import kept_gradients
+from seht.tensors.undo import deliver, interruptible, kept_gradients
 
 
 class HessianTrace:

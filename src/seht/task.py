@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from seht import probes as draw
 from seht.estimators import Estimator, SehtS
-from seht.tensors.dtensors import is_dtensor, own_part
+from seht.tensors.layouts import is_dtensor, own_part
 
 Closure = Callable[[], Any]
 """Computes the loss: a scalar, or ``(scalar, aux)``."""
@@ -70,7 +70,7 @@ class Task:
     weight: float = 0.0
     limit: float | None = None
     most: float | None = None
-    """A larger trace counts as if it were this large (``strength/calm.py``)."""
+    """A larger trace counts as if it were this large (``strength/weight.py``)."""
     skip: bool = False
     """Leave the penalty out if the estimate is not finite."""
     apart: bool = False

@@ -108,12 +108,12 @@ def wide_loss(model, batch):
 
 
 def sentences(draw):
-    x, y = text(8, WORDS, 8, draw)
+    x, y = text(8, draw, vocabulary=WORDS, length=8)
     return x.t().contiguous(), y.t().contiguous()
 
 
 def pictures(draw):
-    return images(16, 10, 3, 12, draw)
+    return images(16, draw, channels=3, size=12)
 
 
 def problem(build, steps):

@@ -90,7 +90,7 @@ class Surroundings:
         self.training = [m.training for m in model.modules()]
         self.penalty = None if penalty is None else own_state(penalty)
         self.replaying = seht.replaying()
-        self.busy = closures.busy()
+        self.busy = dict(closures._busy)
         self.threads = threading.active_count()
 
     def assert_same(self, other, *, random=True, buffers=True):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from seht.replay import buffers
-from seht.tensors import interrupts, process
+from seht.tensors import process, undo
 
 
 class Boom(RuntimeError):
@@ -146,7 +146,7 @@ class Everything(Surroundings):
             "lent": dict(buffers._lent),
             "process": {name: read() for name, read in process.CHANGES.items()},
             "attention": torch.nn.attention._cur_sdpa_kernel_backends(),
-            "held": (list(interrupts._urgent), list(interrupts._holds)),
+            "held": (list(undo._urgent), list(undo._holds)),
             "generators": [
                 m.generator.get_state().tolist() for m in model.modules() if isinstance(m, Own)
             ],

@@ -46,11 +46,11 @@ def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def pictures(draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    return images(16, 10, 3, 12, draw)
+    return images(16, draw, channels=3, size=12)
 
 
 def sentences(draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    return text(8, WORDS, 8, draw)
+    return text(8, draw, vocabulary=WORDS, length=8)
 
 
 def recurrent(cell: str) -> Callable[[], nn.Module]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from seht.cli import main
-from seht.lab.bench import memory, rivals, timing
+from seht.lab.bench import memory, runners, timing
 from seht.lab.bench.accuracy import Errors, Moments, draw_moments, relative_error
 from seht.lab.bench.cases import CASES
 from seht.lab.bench.command import Command
@@ -153,7 +153,7 @@ def test_sam_climbs_and_comes_back(mlp):
     mlp.closure().backward()
     plain = [p.grad.clone() for p in mlp.model.parameters()]
     mlp.model.zero_grad()
-    rivals.SamStep(mlp).run()
+    runners.SamStep(mlp).run()
     for p, old, g in zip(mlp.model.parameters(), before, plain, strict=True):
         torch.testing.assert_close(p.detach(), old)
         assert not torch.equal(p.grad, g)
@@ -161,7 +161,7 @@ def test_sam_climbs_and_comes_back(mlp):
 
 def test_fisher_draws_the_same_labels_in_float64(mlp):
     z = mlp.logits(mlp.x).detach()
-    runner = rivals.FisherStep(mlp)
+    runner = runners.FisherStep(mlp)
     first = runner._labels(z)
     assert torch.equal(first, runner._labels(z.double()))
     runner.prepare(1)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import seht
 from seht.engines.step_size import START
-from seht.replay.made_leaves import pairs
+from seht.replay.leaves import pairs
 
 CURVATURES = {"hessian": {}, "ggn": {"two_sided": True}}
 every_curvature = pytest.mark.parametrize("curvature", CURVATURES)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_memorising_in_spite_of_it_lifts_the_bound(train, held_out, lifted):
     found = went([(train(k), held_out(k)) for k in range(150)])
     assert found[-1].lifted is lifted
     assert not any(phase.lifted for phase in found[:10])
-    assert Phase(**found[-1].state()) == found[-1]
+    assert Phase(**asdict(found[-1])) == found[-1]
 
 
 def test_a_lifted_bound_falls_for_good_where_it_does_harm():

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from seht.commands.options import SEED, add_command, add_options, whole
+from seht.commands.options import SEED, add_options, whole
 from seht.commands.targets import call_example, one_batch
 from seht.errors import UsageError
 
@@ -40,7 +40,7 @@ mistake in the call.
 def add_check(commands: Any) -> None:
     """``seht check module:function``."""
     text = "can the penalty's gradient be trusted on your model?"
-    parser = add_command(commands, "check", text, CHECK, CHECK_EPILOG)
+    parser = commands.add_parser("check", help=text, description=CHECK, epilog=CHECK_EPILOG)
     brings = "returns (model, loss_fn, data); the current directory is importable"
     add_options(
         parser,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from seht.commands.files import ReportFiles
-from seht.commands.options import SEED, add_command, add_options, real, whole
+from seht.commands.options import SEED, add_options, real, whole
 from seht.commands.targets import call_example
 from seht.errors import UsageError
 
@@ -39,7 +39,7 @@ the call.
 def add_doctor(commands: Any) -> None:
     """``seht doctor module:function``."""
     text = "what to expect of the penalty on your model, and the two lines to write"
-    parser = add_command(commands, "doctor", text, DOCTOR, DOCTOR_EPILOG)
+    parser = commands.add_parser("doctor", help=text, description=DOCTOR, epilog=DOCTOR_EPILOG)
     brings = "returns (model, loss_fn, data) or (model, loss_fn, data, held_out)"
     add_options(
         parser,

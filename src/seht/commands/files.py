@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from seht import extras
 MARKS = (b'<meta name="generator" content="seht">', b'"seht": "', b"`seht bench", b"seht bench")
 """Every page, JSON file, Markdown file and picture that we write begins with one of these."""
 _HEAD = 1 << 16
+SUFFIX = ".part"
+"""The suffix of a file while it is being written."""
 
 
 def check_outputs(*files: str | None) -> None:
@@ -51,15 +54,19 @@ def _ours(path: Path) -> bool:
     return not head or any(mark in head for mark in MARKS)
 
 
-def write(file: str, text: str) -> None:
-    """All of the text under that name, or nothing."""
-    part = f"{file}.part"
+def put(path: Path, data: bytes) -> None:
+    """All of the data under that name, or nothing."""
+    part = path.with_name(path.name + SUFFIX)
     try:
-        Path(part).write_text(text, encoding="utf-8")
-        os.replace(part, file)
-    except OSError as error:
-        Path(part).unlink(missing_ok=True)
-        raise ValueError(f"cannot write {file!r}: {error.strerror or error}") from error
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,16 @@ class ReportFiles:
             if self.json == "-":
                 print(text)
             else:
-                write(self.json, text + "\n")
+                self._put(self.json, text + "\n")
         if self.json != "-":
             print(table)
         if self.html is not None:
-            write(self.html, page(versions))
+            self._put(self.html, page(versions))
             if self.json != "-":
                 print(f"\n{self.html}")
+
+    def _put(self, file: str, text: str) -> None:
+        try:
+            put(Path(file), text.encode())
+        except OSError as error:
+            raise ValueError(f"cannot write {file!r}: {error.strerror or error}") from error

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from seht import extras
 from seht.commands.files import ReportFiles
-from seht.commands.options import COUNT, SEED, add_command, add_options, real, whole
+from seht.commands.options import COUNT, SEED, add_options, real, whole
 from seht.commands.outputs import plain_warnings
 from seht.commands.targets import call_target, find_target
 from seht.errors import PenaltyWarning, UsageError, unknown
@@ -59,7 +59,7 @@ Runs = Callable[[Sequence[str], str, str | None], list[Subject]]
 def add_measure(commands: Any, runs: Runs) -> None:
     """``seht measure``; ``runs`` reads those of the lab."""
     text = "how flat is a model? trace, spectrum, landscape; a table and a page"
-    parser = add_command(commands, "measure", text, MEASURE, MEASURE_EPILOG)
+    parser = commands.add_parser("measure", help=text, description=MEASURE, epilog=MEASURE_EPILOG)
     parser.add_argument(
         "runs",
         nargs="*",

@@ -13,13 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-def add_command(
-    commands: Any, name: str, text: str, about: str, epilog: str | None = None, **more: Any
-) -> Any:
-    """The parser of a new command: its line in the list of commands, and its own help."""
-    return commands.add_parser(name, help=text, description=about, epilog=epilog, **more)
-
-
 def add_options(parser: Any, *rows: tuple[Any, ...]) -> None:
     """Add ``(spelling, help, type, default)`` of each row; the last two may be left out.
 

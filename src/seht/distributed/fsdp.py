@@ -24,8 +24,8 @@ from seht.precision.half_weights import HALVES
 from seht.replay.centre import record
 from seht.replay.passes import Passes
 from seht.replay.plan import Plan
-from seht.tensors.dtensors import is_dtensor
 from seht.tensors.gradients import Gradient
+from seht.tensors.layouts import is_dtensor
 
 
 class FSDPRanks(Ranks):

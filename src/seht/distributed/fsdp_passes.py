@@ -24,9 +24,9 @@ from seht.replay.passes import Passes
 from seht.replay.plan import Plan
 from seht.replay.weights import Weights, step_size
 from seht.task import Directions
-from seht.tensors.dtensors import is_dtensor, like, local, place
 from seht.tensors.gradients import Gradient, dense, real, stride_of
 from seht.tensors.graph import Take, handed_out, refuse_older
+from seht.tensors.layouts import is_dtensor, like, local, place
 
 
 class ShardedWeights(Weights):

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seht.tensors.dtensors import is_dtensor
 from seht.tensors.graph import quiet
+from seht.tensors.layouts import is_dtensor
 
 _HIDDEN = ("unshard", "wait_for_unshard", "reshard")
 

@@ -66,7 +66,7 @@ class Costs(PlainResult):
 
 def measure_cost(patient: Patient, choice: CurvatureChoice, seed: int, seconds: float) -> Costs:
     """Each form in turns with a plain step, until the time is over; each once at least."""
-    closure = patient.closure(patient.batches[0])
+    closure = patient.objective.closure(patient.batches[0])
     parameters = [p for p in patient.model.parameters() if p.requires_grad]
 
     def plain() -> None:

@@ -81,7 +81,7 @@ def gradients(
     """The trace of one probe on one batch, and the gradients of the loss and of the trace."""
     task = functional.make_task(
         patient.model,
-        patient.closure(batch),
+        patient.objective.closure(batch),
         probes.choose(patient.model),
         SehtH(),
         seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,10 +60,6 @@ class Patient:
     def device(self) -> torch.device:
         """The device of the model."""
         return self.objective.device
-
-    def closure(self, batch: Any) -> Callable[[], Any]:
-        """Computes the loss, as the training does."""
-        return self.objective.closure(batch)
 
     def losses(self, batches: Sequence[Any], end: float) -> list[float]:
         """The loss of each batch, at least one, until the time (``time.perf_counter``) is over."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,8 +182,3 @@ def two_lines(
         f"penalty = seht.HessianTrace(model, {options})".replace("'", '"'),
         f"loss{', aux' if aux else ''} = penalty(lambda: loss_fn(model, batch))",
     )
-
-
-def trusted(engines: Sequence[CheckReport]) -> CheckReport:
-    """The first of them that is in order; else the first."""
-    return next((report for report in engines if report.ok), engines[0])

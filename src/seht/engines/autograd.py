@@ -54,10 +54,10 @@ from seht.task import (
 )
 from seht.tensors.graph import quiet
 from seht.tensors.hooks import hooks_of, muted
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 from seht.tensors.second_derivatives import refuse_once, solid
+from seht.tensors.undo import uninterrupted
 
 ONCE = (
     "use engine='difference', which needs first derivatives only, or compute its backward with "

@@ -29,25 +29,24 @@ from torch import Tensor
 from seht.curvature import head_rules
 from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
-from seht.engines.draw_steps import DrawSteps
 from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
-from seht.engines.step_plan import StepPlan
+from seht.engines.step_plan import DrawSteps, StepPlan
 from seht.engines.step_size import StepControl
 from seht.errors import check_positive
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory
 from seht.precision.policy import Precision, check_precision, prepared
 from seht.replay.closures import alone
-from seht.replay.made_leaves import refuse_lost
+from seht.replay.leaves import refuse_lost
 from seht.replay.passes import Passes
 from seht.replay.plan import Logits, Plan
 from seht.task import Directions, Estimate, Task, check_loss, split
 from seht.tensors.gradients import Gradient, add, left_out, times
 from seht.tensors.graph import Stored
 from seht.tensors.hooks import hooks_of
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.process import lasting_graphs, own_gradients
+from seht.tensors.undo import uninterrupted
 
 
 class DifferenceEngine:

@@ -42,9 +42,9 @@ from seht.replay.plan import Plan
 from seht.task import Closure, Directions, Task
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.graph_need import dropping, wants_graph
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.process import unshortened
 from seht.tensors.random_state import RandomState
+from seht.tensors.undo import uninterrupted
 
 _Take = Callable[[Directions, list[Tensor], list[Tensor], list[Tensor]], None]
 

@@ -33,8 +33,8 @@ from seht.replay.plan import Plan
 from seht.task import Closure, Task, check_loss, refuse_parallel, refuse_scripted, split
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import coarser, survey
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.second_derivatives import refuse_once, solid
+from seht.tensors.undo import uninterrupted
 
 _HESSIAN = 'take curvature="hessian", whose products can do without'
 _ONCE = f"{_HESSIAN}, or compute its backward with differentiable operations and drop the mark"

@@ -21,8 +21,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from seht.guards import warn
 from seht.integrations import log_values
-from seht.integrations.length import batches_of, check_accumulation, counted
+from seht.integrations.length import check_accumulation, counted
 from seht.penalty import HessianTrace
+from seht.strength.held_out import length_of
 
 STATE = "seht.pt"
 """The file with the penalty's state in a checkpoint's folder."""
@@ -40,7 +41,7 @@ class Follow(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The number of optimiser steps is known now, and the optimiser is there."""
-        steps, batches = state.max_steps, batches_of(kwargs.get("train_dataloader"))
+        steps, batches = state.max_steps, length_of(kwargs.get("train_dataloader"))
         if steps > 0:
             if batches > 0:
                 together = args.gradient_accumulation_steps

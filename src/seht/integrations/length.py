@@ -10,6 +10,7 @@ import torch
 from seht.errors import check_count, check_positive
 from seht.guards import warn
 from seht.penalty import HessianTrace
+from seht.strength.held_out import length_of
 
 
 def check_accumulation(penalty: HessianTrace, batches: int) -> None:
@@ -30,14 +31,6 @@ def counted(updates: int, batches: int, together: int, accumulate: int) -> int:
     """
     epochs, rest = divmod(updates, math.ceil(batches / together))
     return math.ceil((epochs * batches + rest * together) / accumulate)
-
-
-def batches_of(loader: Any) -> int:
-    """How many batches it gives in an epoch; 0 where nobody knows, as with a stream."""
-    try:
-        return len(loader)
-    except TypeError:
-        return 0
 
 
 def training(
@@ -107,7 +100,7 @@ def _steps(penalty: HessianTrace, loader: Any, epochs: float | None, steps: int 
             "optimiser steps, steps="
         )
     check_positive("epochs", epochs)
-    batches = batches_of(loader)
+    batches = length_of(loader)
     if batches == 0:
         raise ValueError(
             "the length of this loader is 0 or not known; give the number of optimiser steps, "

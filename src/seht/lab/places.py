@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from seht.lab.records import SUFFIX, RunError, writing
+from seht.commands.files import SUFFIX
+from seht.lab.records import RunError, writing
 
 RUN, COMPARISON = ("recipe", "method", "seed"), ("recipe", "methods", "seeds")
 """The keys by which our ``config.json`` and ``comparison.json`` are recognised."""

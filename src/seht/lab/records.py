@@ -10,7 +10,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,8 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SUFFIX = ".part"
-"""The suffix of a file while it is being written."""
+from seht.commands.files import SUFFIX, put
 
 
 class RunError(Exception):
@@ -41,19 +39,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def write(path: Path, content: bytes | str) -> None:
     """All of the content under that name, or nothing."""
-    data = content.encode() if isinstance(content, str) else content
-    part = path.with_name(path.name + SUFFIX)
     with writing(path):
-        try:
-            with open(part, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
+        put(path, content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any) -> None:

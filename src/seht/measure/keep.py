@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from seht.probes import generator, mix
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.random_state import own_randomness
+from seht.tensors.undo import uninterrupted
 
 
 @contextmanager

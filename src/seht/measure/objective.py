@@ -22,8 +22,8 @@ from seht.measure.progress import Report, Reporter
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.weights import Weights, norm
 from seht.task import check_loss, split
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.random_state import own_randomness
+from seht.tensors.undo import uninterrupted
 
 LossFn = Callable[[nn.Module, Any], Any]
 """``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""

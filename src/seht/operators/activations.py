@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.affinity import each, jointly
 from seht.operators.axes.arithmetic import along_dim, elementwise, within
-from seht.operators.composed import composed
-from seht.operators.operator import Operator
+from seht.operators.operator import Operator, each, jointly
 from seht.operators.pieces import LINEAR, RELU, sided
-from seht.operators.rules import write_back
+from seht.operators.rules import composed, write_back
 
 
 def elu_sides(

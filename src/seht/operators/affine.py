@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from seht.operators.affinity import NOTHING, Depends
+from seht.operators.operator import NOTHING, Depends
 from seht.operators.table import AFFINE
 from seht.task import Closure
 from seht.tensors.trees import tensors

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.affinity import each, first_alone, jointly
 from seht.operators.axes.arithmetic import (
     added_product,
     additive,
@@ -17,9 +16,9 @@ from seht.operators.axes.arithmetic import (
     reduced,
     scaled,
 )
-from seht.operators.composed import refused
-from seht.operators.operator import Operator
+from seht.operators.operator import Operator, each, first_alone, jointly
 from seht.operators.pieces import LINEAR, modulus
+from seht.operators.rules import refused
 
 
 def _absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:

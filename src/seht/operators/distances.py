@@ -15,9 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.composed import composed, opened, refuse, refused
 from seht.operators.operator import Operator, named
-from seht.operators.rules import Mode, Rule, depends, first, untaped
+from seht.operators.rules import (
+    Mode,
+    Rule,
+    composed,
+    depends,
+    first,
+    opened,
+    refuse,
+    refused,
+    untaped,
+)
 
 
 def _arguments(args: Any, kwargs: Any) -> tuple[Tensor, Any, Any, bool]:

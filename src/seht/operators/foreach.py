@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.composed import composed
 from seht.operators.operator import Operator
+from seht.operators.rules import composed
 
 
 def _listed(function: Callable[..., Tensor], *, in_place: bool = False) -> Callable[..., Any]:

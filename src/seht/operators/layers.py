@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht.errors import KinkError
-from seht.operators import affinity
-from seht.operators.composed import refused
-from seht.operators.operator import Operator, named
+from seht.operators.operator import Depends, Operator, each, jointly, named
 from seht.operators.random_draws import DRAWN
-from seht.operators.rules import Mode, Rule, first
+from seht.operators.rules import Mode, Rule, first, refused
 from seht.tensors.layouts import laid_out, layout_of
 from seht.tensors.process import ATTENTION, without_cudnn
 
@@ -77,13 +75,20 @@ def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _rows(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
+    """Embedding is affine, as it picks rows, unless it shortens them first."""
+    names = ("input", "weight", "padding_idx", "max_norm")
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    return jointly(given, args, kwargs) if bound.get("max_norm") is None else None
+
+
 OPERATORS = (
     Operator("""
         matmul mm bmm __matmul__ addmm baddbmm linear bilinear einsum conv1d conv2d conv3d
         conv_transpose1d conv_transpose2d conv_transpose3d
-    """, affine=affinity.each),
-    Operator((F.embedding,), PADDED, affine=affinity.rows, by_content=True),
-    Operator(named("embedding", F.embedding), affine=affinity.rows, by_content=True),
+    """, affine=each),
+    Operator((F.embedding,), PADDED, affine=_rows, by_content=True),
+    Operator(named("embedding", F.embedding), affine=_rows, by_content=True),
     Operator((F.embedding_bag,), _BAG, by_content=True),
     Operator(named("embedding_bag", F.embedding_bag), by_content=True),
     Operator("lstm gru rnn_tanh", DRAWN, safe=_without_cudnn),

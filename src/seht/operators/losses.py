@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht.operators.axes.criteria import chosen, classes, entries
-from seht.operators.composed import composed, opened, refused
 from seht.operators.operator import Operator, argument_names, named
-from seht.operators.rules import Mode, untaped
+from seht.operators.rules import Mode, composed, opened, refused, untaped
 
 
 def _l1(input: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.affinity import jointly
 from seht.operators.axes.arithmetic import spatial, within
-from seht.operators.composed import opened, refused
-from seht.operators.operator import Operator, named
+from seht.operators.operator import Operator, jointly, named
 from seht.operators.pieces import LINEAR, real_arguments, with_slopes
-from seht.operators.rules import Mode, Recording, Rule, first
+from seht.operators.rules import Mode, Recording, Rule, first, opened, refused
 from seht.tensors.layouts import gathered
 
 

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from seht.operators.affinity import jointly
 from seht.operators.axes.arithmetic import additive, copied
 from seht.operators.axes.movement import indexed, joined, packed, stacked, unpacked
-from seht.operators.composed import refused
-from seht.operators.operator import Operator, named
-from seht.operators.rules import depends
+from seht.operators.operator import Operator, jointly, named
+from seht.operators.rules import depends, refused
 
 _VF = torch._C._VariableFunctions
 _T: Any = torch.Tensor

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.affinity import stored_statistics
 from seht.operators.axes.arithmetic import all_but_first, batch_normed, trailing, within
-from seht.operators.operator import Operator, argument_names
+from seht.operators.operator import Depends, Operator, argument_names, each
 from seht.tensors.layouts import laid_out, layout_of
 
 Formula = Callable[..., Tensor]
@@ -131,8 +130,16 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+def _stored_statistics(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
+    """Batch norm: with stored statistics a scale and a shift."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    stored = bound.get("running_mean") is not None and not bound.get("training", False)
+    return each(given, args, kwargs) if stored else None
+
+
 OPERATORS = (
-    Operator("batch_norm", axes=batch_normed, affine=stored_statistics, safe=_fused(_batch)),
+    Operator("batch_norm", axes=batch_normed, affine=_stored_statistics, safe=_fused(_batch)),
     Operator("""
         native_batch_norm _batch_norm_impl_index _native_batch_norm_legit_functional
         cudnn_batch_norm miopen_batch_norm _batch_norm_no_update

@@ -11,14 +11,36 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
-from seht.operators.affinity import Affinity
-from seht.operators.axes.calls import Follow
+from seht.operators.axes.axes import Follow
 from seht.operators.rules import Rule
+
+Depends: TypeAlias = frozenset[int] | None
+"""The identities of the tensors it is affine in, of all it depends on; None where it is not."""
+Affinity: TypeAlias = Callable[[list[frozenset[int]], Any, dict[str, Any]], Depends]
+
+NOTHING: frozenset[int] = frozenset()
+
+
+def jointly(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
+    """Affine in all its arguments together, as a sum is."""
+    return NOTHING.union(*given)
+
+
+def each(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
+    """Affine in each argument alone, as a product is: a tensor in two of them would be squared."""
+    together = NOTHING.union(*given)
+    return together if len(together) == sum(map(len, given)) else None
+
+
+def first_alone(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
+    """Affine in the first argument alone, as a quotient is, unless it is rounded."""
+    rounded = kwargs.get("rounding_mode") is not None
+    return None if rounded or any(given[1:]) else given[0]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.affinity import jointly
 from seht.operators.axes.arithmetic import additive, elementwise
-from seht.operators.composed import opened, refused
 from seht.operators.constants import CONSTANT
-from seht.operators.operator import Operator
+from seht.operators.operator import Operator, jointly
 from seht.operators.pieces import LINEAR
-from seht.operators.rules import Mode, Rule
+from seht.operators.rules import Mode, Rule, opened, refused
 from seht.tensors.layouts import laid_out, layout_of
 
 

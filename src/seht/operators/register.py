@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from seht.operators.composed import refused
 from seht.operators.constants import CONSTANT
 from seht.operators.pieces import USERS_LINEAR
-from seht.operators.rules import Rule
+from seht.operators.rules import Rule, refused
 from seht.operators.table import KINKS
 
 

@@ -8,18 +8,21 @@ the step the network is then smooth, and has at the centre the derivatives that 
 A rule has two functions: ``record(mode, func, args, kwargs) -> (output, decision)`` runs the
 operation and says what to remember; ``replay(mode, decision, func, args, kwargs) -> output``
 computes the smooth continuation. Which function follows which rule is a column of ``table.py``.
+Functions may also be run by their parts (:func:`composed`), or refused (:func:`refused`).
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from seht.errors import KinkError
 from seht.tensors.random_state import RandomState
 
 
@@ -125,3 +128,52 @@ def _within_transform(value: Tensor) -> bool:
 def write_back(x: Tensor, y: Tensor, in_place: bool) -> Tensor:
     """The result of an operation that may have been asked to overwrite its argument."""
     return x.copy_(y) if in_place else y
+
+
+def composed(build: Callable[..., Any], when: Callable[..., bool] | None = None) -> Rule:
+    """Run ``build`` instead with the mode on: its parts are frozen, each by its own rule.
+
+    Always, or when ``when(*args, **kwargs)`` says so.
+    """
+
+    def run(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+        if when is not None and not when(*args, **kwargs):
+            return func(*args, **kwargs)
+        with mode.inside():
+            return build(*args, **kwargs)
+
+    return untaped(run)
+
+
+def opened(function: Any) -> Rule:
+    """A Python function of PyTorch, run so that the mode sees the calls inside it."""
+    asks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    blind = {name: (lambda *_: False) for name in asks}
+    inner = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **blind},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    inner.__kwdefaults__ = function.__kwdefaults__
+    return composed(inner)
+
+
+def refuse(func: Any, reason: str) -> NoReturn:
+    """Raise: this function has no rule."""
+    raise KinkError(
+        f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
+        "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"
+    )
+
+
+def refused(reason: str, when: Callable[..., bool] | None = None) -> Rule:
+    """Refuse by name, always or when ``when(*args, **kwargs)`` says so."""
+
+    def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if (when is None or when(*args, **kwargs)) and depends(args, kwargs):
+            refuse(func, reason)
+        return func(*args, **kwargs), None
+
+    return Rule(record, kept_or_run, taped=False)

@@ -24,9 +24,8 @@ from seht.operators import (
     random_draws,
     scales,
 )
-from seht.operators.affinity import Affinity
-from seht.operators.axes.calls import Follow
-from seht.operators.operator import IN_PLACE, Operator
+from seht.operators.axes.axes import Follow
+from seht.operators.operator import IN_PLACE, Affinity, Operator
 from seht.operators.rules import Rule
 
 _FAMILIES = (

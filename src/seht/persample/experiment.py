@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, Sum, Tag, along, divisors
-from seht.operators.axes.calls import Call, couples
+from seht.operators.axes.axes import Axis, Call, Sum, Tag, along, couples, divisors
 from seht.operators.operator import IN_PLACE
 from seht.probes import generator
 from seht.tensors.trees import mapped, tensors

@@ -25,10 +25,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from seht.operators.axes.axes import Axis, Broken, along
-from seht.operators.composed import opened
 from seht.operators.layers import PADDED
 from seht.operators.operator import named
-from seht.operators.rules import Mode, Recording, Rule
+from seht.operators.rules import Mode, Recording, Rule, opened
 from seht.persample import recurrent
 from seht.persample.norm_layers import batch_norm, norm
 from seht.persample.products import (

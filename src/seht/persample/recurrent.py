@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht.operators.axes.axes import Axis, axis_from
-from seht.operators.composed import composed
-from seht.operators.rules import Mode, Rule, untaped
+from seht.operators.rules import Mode, Rule, composed, untaped
 from seht.persample.tags import Tags
 
 Cell = Callable[[Tensor, Any, Tensor, Tensor | None], Any]

@@ -23,8 +23,8 @@ import torch.utils.checkpoint as place
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
-from seht.tensors.interrupts import uninterrupted
 from seht.tensors.process import CHECKPOINTS
+from seht.tensors.undo import uninterrupted
 
 
 def checkpoints() -> AbstractContextManager[None]:

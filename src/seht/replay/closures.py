@@ -85,11 +85,6 @@ def _added(grad: Tensor, before: Tensor | None, known: int) -> bool:
     return bool((grad.to_dense() if grad.is_sparse else grad).any())
 
 
-def busy() -> dict[int, int]:
-    """The weights that are in a step now, with the threads they are in."""
-    return dict(_busy)
-
-
 @contextmanager
 def alone(weights: Iterable[Tensor] = ()) -> Iterator[None]:
     """Refuse another step while the block runs, in this thread or on these weights."""

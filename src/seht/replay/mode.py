@@ -22,8 +22,8 @@ from seht.persample.errors import COMPILED
 from seht.precision.half_weights import mixed, wide, widened
 from seht.precision.policy import DEVICES, Precision, any_autocast
 from seht.replay.witness import Witness, unrepeatable
-from seht.tensors.interrupts import break_in
 from seht.tensors.random_state import RandomState
+from seht.tensors.undo import break_in
 
 _VIEWS = torch._C._set_view_replay_enabled
 _TENSORS = {"data", "grad", "_grad", "_base", "T", "mT", "H", "mH", "real", "imag"}

@@ -6,12 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from seht.guards import warn
-from seht.strength.open_weight import OpenWeight
 from seht.strength.path import WeightPath
 from seht.strength.share_weight import SHARE, ShareWeight
 from seht.strength.tuned_weight import TunedWeight
 from seht.strength.tuning import Tuning
 from seht.strength.weight import PathWeight, Weight
+
+
+class OpenWeight(ShareWeight):
+    """A share of 2, unless held-out data are given before the first penalised step."""
+
+    def __init__(self) -> None:
+        super().__init__(SHARE)
+
+    def with_held_out(self) -> Weight:
+        """The tuned weight that takes its place; refused once the share is being measured."""
+        if self._count:
+            raise ValueError(
+                "held_out= came after the first penalised step, which went by the default share; "
+                "give it from the first call on, or when the penalty is made"
+            )
+        return TunedWeight(Tuning())
+
 
 _FAINT, _ALL = 0.05, 5.0
 """With wrong labels a share of 0.03 gained nothing and 0.1 a point, where 4 gained 7; 8 lost 10,

@@ -16,7 +16,7 @@ What trials added to that:
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from seht.strength.phase import LEAST
 
@@ -69,7 +69,3 @@ class Gap:
     def counts(self, gap: float) -> bool:
         """Whether a look may move the weight."""
         return self.factor(gap) >= _WHOLE
-
-    def state(self) -> dict[str, float]:
-        """Plain numbers."""
-        return asdict(self)

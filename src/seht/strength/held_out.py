@@ -90,7 +90,7 @@ class HeldOutBatches:
     def go_on(self, read: int) -> None:
         """Continue after this many batches, if the iterable yields the same ones in each round."""
         self._iterator, self.read, self._again = None, read, False
-        length = _length(self._batches)
+        length = length_of(self._batches)
         self._round, self._behind = divmod(read, length) if length else (0, read)
 
     def __getstate__(self) -> tuple[Iterable[Any], LossFn, int]:
@@ -111,8 +111,8 @@ def _leave(batches: Any) -> None:
         batches.end()
 
 
-def _length(batches: Any) -> int:
-    """0 where nobody knows: a ``DataLoader`` has a length, and that of a stream raises."""
+def length_of(batches: Any) -> int:
+    """How many there are, or examples; 0 where nobody knows: a stream's ``len`` raises."""
     try:
         return len(batches)
     except TypeError:
@@ -141,7 +141,7 @@ def _batches(data: Any) -> Iterable[Any] | None:
     if is_batch(data):  # an iterable, too, but of tensors
         return [data]
     if isinstance(data, Dataset):
-        return DataLoader(data, _even(_length(data)))
+        return DataLoader(data, _even(length_of(data)))
     return data if isinstance(data, Iterable) and not isinstance(data, (str, bytes)) else None
 
 

@@ -22,7 +22,7 @@ things that they can say:
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 LEAST = 0.02
 """The smallest part of a weight; not 0, because a path needs positive weights."""
@@ -72,10 +72,6 @@ class Phase:
         part = max(LEAST, min(allowed, most, growth * self.part))
         lifted = most == 1 and not less and _above(held_out, lowest[1], _HELD_OUT)
         return Phase(part, most, *lowest, then, waited, lifted)
-
-    def state(self) -> dict[str, float]:
-        """Plain numbers."""
-        return asdict(self)
 
 
 def _above(loss: float, other: float, part: float) -> bool:

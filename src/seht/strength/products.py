@@ -2,19 +2,22 @@ r"""Inner products of whole gradients, as the optimiser sees them.
 
 One step of an optimiser moves the weights by :math:`-\eta P g` and so changes another loss, whose
 gradient is u, by :math:`-\eta\, u^T P g`. For SGD P is the identity; Adam and its relatives divide
-each entry by the root of its mean square. All lengths and angles here are those of P.
+each entry by the root of its mean square. All lengths and angles here are those of P. A look at a
+step gives the gradients that weights are computed from (:class:`Seen`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from seht.tensors.dtensors import local
+from seht.distributed import Ranks
 from seht.tensors.graph import quiet
+from seht.tensors.layouts import local
 from seht.tensors.process import own_gradients
 
 Vector = dict[str, Tensor]
@@ -126,3 +129,40 @@ def mean(so_far: Vector, new: Vector, rate: float) -> Vector:
     for name, part in new.items():
         result[name] = result[name] + rate * part if name in result else rate * part
     return result
+
+
+LOSS, TRACE, HELD_OUT = "loss", "trace", "held-out loss"
+"""The functions whose gradients can be looked at."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look found: the gradients of the loss, of the trace, of the held-out loss."""
+
+    parameters: Mapping[str, Tensor]
+    loss: Vector
+    trace: Vector
+    held_out: Vector
+    metric: Preconditioner
+    ranks: Ranks
+    losses: tuple[Tensor, ...] = ()
+    """The losses on training and held-out data, if both were looked at."""
+    calls: int = 1
+    """How many calls make up the optimiser step."""
+
+    def means(self) -> list[float]:
+        """The losses, the same on all ranks."""
+        values = torch.stack([loss.detach().double().cpu() for loss in self.losses])
+        return [float(x) for x in self.ranks.mean(values)]
+
+    def products(self, *pairs: tuple[Vector, Vector]) -> list[float]:
+        """Inner products, the same on all ranks."""
+        found = [self.metric.inner(a, b, self.parameters) for a, b in pairs]
+        leaves = list(self.parameters.values())
+        return [float(x) for x in self.ranks.products(torch.stack(found), leaves)]
+
+    def averaged(self, gradient: Vector) -> Vector:
+        """The mean over ranks; a weight without a gradient on some rank counts as 0 there."""
+        given = self.parameters.items()
+        parts = [gradient[n] if n in gradient else torch.zeros_like(local(p)) for n, p in given]
+        return dict(zip(self.parameters, self.ranks.averaged(parts), strict=True))

@@ -8,11 +8,9 @@ from typing import Any
 
 from seht.errors import NonFiniteError, check_positive
 from seht.guards import warn
-from seht.strength.calm import Calm
-from seht.strength.products import Vector, mean
+from seht.strength.products import LOSS, TRACE, Seen, Vector, mean
 from seht.strength.schedule import Schedule
-from seht.strength.seen import LOSS, TRACE, Seen
-from seht.strength.weight import Weight
+from seht.strength.weight import Calm, Weight
 
 SHARE = 2.0
 """The default. The study's search chose it among 1, 2, 4, 8 and 16; 8 ended trainings."""

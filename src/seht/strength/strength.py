@@ -11,10 +11,18 @@ from torch import nn
 
 from seht.distributed import Ranks
 from seht.strength import held_out as held
-from seht.strength.open_weight import OpenWeight
-from seht.strength.products import Preconditioner, Vector, gradient, trainable
+from seht.strength.arguments import OpenWeight
+from seht.strength.products import (
+    HELD_OUT,
+    LOSS,
+    TRACE,
+    Preconditioner,
+    Seen,
+    Vector,
+    gradient,
+    trainable,
+)
 from seht.strength.schedule import Schedule
-from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.tuned_weight import TunedWeight
 from seht.strength.tuning import Tuning
 from seht.strength.weight import Weight

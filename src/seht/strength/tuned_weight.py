@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from seht.errors import NonFiniteError
@@ -11,8 +12,8 @@ from seht.guards import warn
 from seht.strength.gap import Gap
 from seht.strength.path import WeightPath
 from seht.strength.phase import Phase
+from seht.strength.products import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.schedule import Schedule
-from seht.strength.seen import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.share_weight import ShareWeight
 from seht.strength.tuning import Position, Tuning
 from seht.strength.weight import Weight
@@ -105,9 +106,9 @@ class TunedWeight(ShareWeight):
     def state(self) -> dict[str, Any]:
         """Position, moments and path too."""
         return super().state() | {
-            "position": self._position.state(),
-            "gap": self._gap.state(),
-            "phase": self._phase.state(),
+            "position": asdict(self._position),
+            "gap": asdict(self._gap),
+            "phase": asdict(self._phase),
             "points": [list(point) for point in self._points],
         }
 

@@ -25,7 +25,7 @@ What trials added to that:
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from seht.errors import check_count, check_positive
 from seht.strength.phase import Phase
@@ -151,10 +151,6 @@ class Position:
         away = math.log(tuning.start / tuning.home) * max(0.0, 1 - self.looks / _LEAD)
         top = max(math.log(tuning.most), self.log_share)
         return math.exp(_bounded(self.log_share + away, tuning, top))
-
-    def state(self) -> dict[str, float]:
-        """Plain numbers."""
-        return asdict(self)
 
 
 def _bounded(log_share: float, tuning: Tuning, top: float) -> float:

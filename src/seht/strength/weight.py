@@ -2,18 +2,50 @@
 
 In each step the penalty asks a weight for its value and whether to look at gradients. It reports
 what it saw, and from that the weight of the next step may follow.
+
+A weight that is found or repeated bounds single steps (:class:`Calm`): a trace above its running
+mean counts as that mean. One probe's trace on one batch may be many times its mean, and the
+resulting step may end a training on clean data: at a weight of 1e-2 six runs on scikit-learn's
+digits ended at 72 % on average, with this bound at 90 %, and at the weights that pay as high as
+without a penalty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from seht.guards import warn
-from seht.strength.calm import Calm
 from seht.strength.path import WeightPath
+from seht.strength.products import Seen
 from seht.strength.schedule import Schedule, check_weight
-from seht.strength.seen import Seen
+
+_RATE = 0.05  # a memory of some twenty penalised steps
+_TIMES = 1.0
+"""The largest trace that counts in full, in units of the mean: at 2, one clean run in six was lost,
+at 1 none; with wrong labels 1 costs a point."""
+_JUMP = 4.0
+"""A single trace counts for at most this many times the mean in the running mean."""
+
+
+@dataclass(frozen=True)
+class Calm:
+    """The running mean of the trace's size."""
+
+    count: int = 0
+    mean: float = 0.0
+
+    @property
+    def most(self) -> float | None:
+        """The largest trace that counts in full; None before the first trace."""
+        return _TIMES * self.mean if self.count else None
+
+    def after(self, trace: float) -> Calm:
+        """The same with one more trace."""
+        size = abs(trace) if not self.count else min(abs(trace), _JUMP * self.mean)
+        rate = max(_RATE, 1 / (self.count + 1))
+        return Calm(self.count + 1, self.mean + rate * (size - self.mean))
 
 
 class Weight:
@@ -76,7 +108,7 @@ class Weight:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs; tensors and plain numbers."""
-        calm = {} if self.calm is None else {"calm": self.calm.state()}
+        calm = {} if self.calm is None else {"calm": asdict(self.calm)}
         return {"kind": self.kind, **calm, **({"beyond": self._beyond} if self.timed else {})}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """Tensors, the graphs behind them and the process around them; knows nothing of estimates.
 
-- Tensors: ``trees`` (structures of them), ``shared_memory`` (who lies where), ``layouts``,
-  ``dtensors``, ``gradients`` (one for each leaf).
+- Tensors: ``trees`` (structures of them), ``shared_memory`` (who lies where), ``layouts``
+  (in memory and on ranks), ``gradients`` (one for each leaf).
 - Graphs: ``graph`` (walks through them, and gradients handed out later), ``graph_need``,
   ``deferred``, ``second_derivatives``, ``hooks``.
-- The process: ``process`` (all that we change in it), ``random_state``, ``interrupts``, ``undo``.
+- The process: ``process`` (all that we change in it), ``random_state``, ``undo``.
 
 The lowest floor: anyone may import it, and it imports nothing of ours.
 """

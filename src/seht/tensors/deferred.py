@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seht.tensors.gradients import dense
 from seht.tensors.graph import once, quiet
-from seht.tensors.interrupts import uninterrupted
+from seht.tensors.undo import uninterrupted
 
 
 class Precise(Protocol):

@@ -127,7 +127,7 @@ INTERRUPT: Change[Any] = Change(
 )
 """Ctrl-C waits until everything is back. The main thread only, so that it is simply written.
 
-``interrupts.py``, during a call.
+``undo.py``, during a call.
 """
 
 _FABRIC = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")

@@ -62,23 +62,23 @@ class Problem:
 # --- data -------------------------------------------------------------------------------------
 
 
-def images(count: int, classes: int, channels: int, size: int, draw: torch.Generator) -> Batch:
+def images(count: int, draw: torch.Generator, *, channels: int, size: int) -> Batch:
     """A smooth pattern for each class, under noise: real examples share structure, too."""
     fixed = torch.Generator().manual_seed(0)
     patterns = F.interpolate(
-        torch.randn(classes, channels, 4, 4, generator=fixed), size=(size, size), mode="bilinear"
+        torch.randn(10, channels, 4, 4, generator=fixed), size=(size, size), mode="bilinear"
     )
-    y = torch.randint(classes, (count,), generator=draw)
+    y = torch.randint(10, (count,), generator=draw)
     return patterns[y] + torch.randn(count, channels, size, size, generator=draw), y
 
 
-def text(count: int, words: int, length: int, draw: torch.Generator) -> Batch:
+def text(count: int, draw: torch.Generator, *, vocabulary: int, length: int) -> Batch:
     """Half of the words follow from the one before, the others are drawn, frequent ones first."""
     rare = torch.rand(length + 1, count, generator=draw)
-    tokens = (words * rare**3).long().clamp(max=words - 1)
+    tokens = (vocabulary * rare**3).long().clamp(max=vocabulary - 1)
     follows = torch.rand(length + 1, count, generator=draw) < 0.5
     for t in range(1, length + 1):
-        tokens[t] = torch.where(follows[t], (7 * tokens[t - 1] + 3) % words, tokens[t])
+        tokens[t] = torch.where(follows[t], (7 * tokens[t - 1] + 3) % vocabulary, tokens[t])
     return tokens[:-1], tokens[1:]
 
 
@@ -143,14 +143,6 @@ def _no_dropout(model: nn.Module) -> None:
             module.dropout = 0.0
 
 
-def _images(channels: int, size: int) -> Callable[..., Batch]:
-    return lambda batch, draw: images(batch, 10, channels, size, draw)
-
-
-def _text(batch: int, draw: torch.Generator, *, vocabulary: int, length: int) -> Batch:
-    return text(batch, vocabulary, length, draw)
-
-
 def _scaled(batch: Sequence[int], **sizes: Sequence[int | None]) -> dict[str, Any]:
     """The model's sizes and the batch at each scale; ``None`` leaves a size at its default."""
     rows = [
@@ -188,10 +180,11 @@ def _adapted(**sizes: Any) -> nn.Module:
     return model
 
 
+_COLOURED = partial(images, channels=3, size=32)
 _LARGE = Case(
     "small GPT with the vocabulary of GPT-2",
     models.GPT,
-    _text,
+    text,
     1,
     {
         "full": _lm(50257, 256, 4, context=256, width=256, layers=4),
@@ -209,7 +202,7 @@ CASES: dict[str, Case] = {
     "resnet18": Case(
         "ResNet-18",
         models.resnet18,
-        _images(3, 32),
+        _COLOURED,
         0,
         _scaled((32, 32, 32, 8, 8), width=(64, 32, 8, 8, 4)),
         compiled=True,
@@ -219,7 +212,7 @@ CASES: dict[str, Case] = {
         "ResNet-18 with GroupNorm",
         # The examples of a batch have nothing to do with each other, as SEHT-S wants it.
         partial(models.resnet18, norm="group"),
-        _images(3, 32),
+        _COLOURED,
         0,
         _scaled((128, 128, 128, 8, 8), width=(32, 16, 8, 8, 4)),
         rows=frozenset({"plain", "hessian/scalar", "hessian/s", "ggn/scalar", "ggn/s", "sam"}),
@@ -228,7 +221,7 @@ CASES: dict[str, Case] = {
     "wrn": Case(
         "Wide ResNet",
         partial(models.WideResNet, classes=10),
-        _images(3, 32),
+        _COLOURED,
         0,
         _scaled(
             (16, 16, 32, 8, 8),
@@ -243,7 +236,7 @@ CASES: dict[str, Case] = {
         lambda hidden, **sizes: models.RecurrentLM(
             "lstm", embedding=hidden, hidden=hidden, **sizes
         ),
-        _text,
+        text,
         1,
         {
             "full": _lm(5000, 35, 20, hidden=256, dropout=0.5),
@@ -257,7 +250,7 @@ CASES: dict[str, Case] = {
     "gpt": Case(
         "small GPT",
         models.GPT,
-        _text,
+        text,
         1,
         {
             "full": _lm(256, 128, 8, context=128, width=128, layers=4),
@@ -271,7 +264,7 @@ CASES: dict[str, Case] = {
     "mlp": Case(
         "MLP",
         lambda width: models.MLP(28 * 28, width, width, 10),
-        _images(1, 28),
+        partial(images, channels=1, size=28),
         0,
         _scaled((128, 128, 128, 64, 16), width=(512, 256, 48, 32, 6)),
         seconds=(15.0, 3.0),

@@ -14,10 +14,10 @@ from seht.commands.files import check_outputs
 from seht.errors import unknown
 from seht.lab import records
 from seht.lab.bench import plot, report
-from seht.lab.bench.allocator import keep_memory
 from seht.lab.bench.cases import CASES
 from seht.lab.bench.results import FAST, FULL, CaseResult, Settings
 from seht.lab.bench.run import bench
+from seht.lab.bench.timing import keep_memory
 
 
 @dataclass(frozen=True)

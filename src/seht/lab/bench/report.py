@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def to_json(results: Sequence[CaseResult], settings: Settings, about: dict[str, 
     data = {
         "machine": about,
         "settings": vars(settings),
-        "models": [result.as_dict() for result in results],
+        "models": [asdict(result) for result in results],
     }
     return json.dumps(data, indent=2, allow_nan=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seht.lab.bench.cases import CASES
@@ -149,13 +149,9 @@ class CaseResult:
                 peak / self.plain_mib, None if check is None else check / self.plain_mib
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> CaseResult:
-        """What :meth:`as_dict` returned."""
+        """What ``asdict`` made of it."""
         tables = {key: [RowResult(**row) for row in data[key]] for key in ("rows", "compiled")}
         return cls(**{**data, **tables})
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import seht
-from seht.lab.bench import rivals, runners
+from seht.lab.bench import runners
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.runners import SHARP, Runner
 
@@ -55,13 +55,13 @@ class BenchRow:
 
 def table() -> list[BenchRow]:
     """Every row, in the order of the report."""
-    truth = RowTruth("fisher", rivals.FisherStep)
+    truth = RowTruth("fisher", runners.FisherStep)
     return [
         BenchRow("plain", "plain step", runners.Runner, limit=1.0, essential=True),
         *(row for curvature in CURVATURES for row in _penalties(curvature)),
-        BenchRow("sam", "SAM", rivals.SamStep, limit=2.0),
+        BenchRow("sam", "SAM", runners.SamStep, limit=2.0),
         BenchRow(
-            "fisher", "one-sample Fisher", rivals.FisherStep, truth, slow=True, same_draws="fisher"
+            "fisher", "one-sample Fisher", runners.FisherStep, truth, slow=True, same_draws="fisher"
         ),
     ]
 

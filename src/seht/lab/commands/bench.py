@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from seht.commands.options import COUNT, add_command, add_options, whole
+from seht.commands.options import COUNT, add_options, whole
 from seht.errors import UsageError
 
 BENCH = """\
@@ -18,7 +18,7 @@ progress goes to standard error. Leave the machine alone while it runs.
 def add_bench(commands: Any) -> None:
     """``seht bench``."""
     text = "what each estimator costs, and how exact it is"
-    parser = add_command(commands, "bench", text, BENCH)
+    parser = commands.add_parser("bench", help=text, description=BENCH)
     names = "one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)"
     earlier = "a file of an earlier --json: its models go into the report and are not measured"
     add_options(

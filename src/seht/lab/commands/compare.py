@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seht.commands.options import add_command, add_options, whole
+from seht.commands.options import add_options, whole
 from seht.extras import need
 from seht.lab.commands.arguments import (
     OWN_HELP,
@@ -46,7 +46,9 @@ the candidates of one row.
 def add_compare(commands: Any) -> None:
     """``seht compare RECIPE``."""
     text = "every method, several seeds: a table"
-    parser = add_command(commands, "compare", text, COMPARE, COMPARE_EPILOG, **OWN_HELP)
+    parser = commands.add_parser(
+        "compare", help=text, description=COMPARE, epilog=COMPARE_EPILOG, **OWN_HELP
+    )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="its name, for example digits")
     seeds = "seeds of the search, other ones than those that judge (default: 1)"
     budget = "candidates that the search may try for a method (default: 7, or the paper's grid)"

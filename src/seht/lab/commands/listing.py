@@ -6,8 +6,6 @@ import argparse
 import inspect
 from typing import Any
 
-from seht.commands.options import add_command
-
 WHAT = ("recipes", "methods", "presets")
 
 LIST = """\
@@ -19,7 +17,9 @@ network and a schedule; a method is a way to regularise, with options in bracket
 
 def add_list(commands: Any) -> None:
     """``seht list``."""
-    parser = add_command(commands, "list", "recipes, methods and presets, a line each", LIST)
+    parser = commands.add_parser(
+        "list", help="recipes, methods and presets, a line each", description=LIST
+    )
     parser.add_argument("what", nargs="?", choices=WHAT, metavar="WHAT", help=", ".join(WHAT))
     parser.set_defaults(run=run_list, extra="lab")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from seht.commands.options import add_command, add_options
+from seht.commands.options import add_options
 from seht.errors import UsageError
 from seht.extras import need
 from seht.lab.commands.arguments import POWER
@@ -18,7 +18,9 @@ print the table. Also works while a comparison is running: what is not done yet 
 
 def add_report(commands: Any) -> None:
     """``seht report DIR``."""
-    parser = add_command(commands, "report", "the table and the page of a comparison", REPORT)
+    parser = commands.add_parser(
+        "report", help="the table and the page of a comparison", description=REPORT
+    )
     add_options(parser, ("directory DIR", "what `seht compare --out` was given"), POWER)
     parser.set_defaults(run=run_report, extra="lab")
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from seht.commands.options import SEED, add_command, add_options, whole
+from seht.commands.options import SEED, add_options, whole
 from seht.extras import need
 from seht.lab.commands.arguments import (
     OWN_HELP,
@@ -36,7 +36,9 @@ Every field of the recipe is an option; --settings.METHOD.OPTION VALUE sets a me
 
 def add_train(commands: Any) -> None:
     """``seht train RECIPE --method M``."""
-    parser = add_command(commands, "train", "train one method", TRAIN, TRAIN_EPILOG, **OWN_HELP)
+    parser = commands.add_parser(
+        "train", help="train one method", description=TRAIN, epilog=TRAIN_EPILOG, **OWN_HELP
+    )
     several = "processes that share every batch (DDP), one for each device (default: 1)"
     add_options(
         parser,
@@ -70,8 +72,6 @@ def run_train(arguments: argparse.Namespace) -> int:
     if not result.done:
         print(f"failed: {result.reason}")
     if result.metrics:
-        from seht.lab.commands.train import outcome
-
         print(*outcome(result), sep="\n")
     print(out)
     return 0 if result.done else 1

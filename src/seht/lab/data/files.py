@@ -9,7 +9,6 @@ official archive. What is in none of them is fetched from its official source in
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import sys
@@ -81,11 +80,9 @@ def verify(path: Path, expected: str) -> None:
 
 def digest(path: Path, algorithm: str) -> str:
     """``algorithm:hexadecimal digits`` of a file."""
-    made = hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            made.update(block)
-    return f"{algorithm}:{made.hexdigest()}"
+    import pooch
+
+    return f"{algorithm}:{pooch.file_hash(str(path), alg=algorithm)}"
 
 
 def _places(data_dir: str | os.PathLike[str] | None) -> list[Path]:

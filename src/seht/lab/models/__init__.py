@@ -2,9 +2,8 @@
 MLP, and the upper part of a pretrained EfficientNet-Lite0.
 
 Classifiers take ``(batch, ...)``, such as images ``(batch, channels, height, width)``, and return
-logits. Language models take
-tokens ``(time, batch)`` and return ``(logits, hidden)``, logits ``(time, batch, vocabulary)``.
-:func:`build` makes the network of a recipe.
+logits. Language models take tokens ``(time, batch)`` and return ``(logits, hidden)``, logits
+``(time, batch, vocabulary)``. :func:`build` makes the network of a recipe.
 """
 
 from __future__ import annotations
@@ -14,42 +13,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from seht.errors import unknown
-from seht.lab.config import MODELS, NORMS
-from seht.lab.models.classifiers import (
-    ACTIVATIONS,
-    CNN,
-    MLP,
-    BasicBlock,
-    ResNet,
-    SmallBlock,
-    WideBlock,
-    WideResNet,
-    resnet18,
-)
+from seht.lab.config import MODELS
+from seht.lab.models.classifiers import CNN, MLP, ResNet, WideResNet, resnet18
 from seht.lab.models.lite0 import Lite0Top
-from seht.lab.models.text import GPT, GPTBlock, RecurrentLM
+from seht.lab.models.text import GPT, RecurrentLM
 
 if TYPE_CHECKING:
     from seht.lab.config import ModelConfig
     from seht.lab.data import Data
 
-__all__ = [
-    "ACTIVATIONS",
-    "CNN",
-    "GPT",
-    "MLP",
-    "NORMS",
-    "BasicBlock",
-    "GPTBlock",
-    "Lite0Top",
-    "RecurrentLM",
-    "ResNet",
-    "SmallBlock",
-    "WideBlock",
-    "WideResNet",
-    "build",
-    "resnet18",
-]
+__all__ = ["CNN", "GPT", "MLP", "RecurrentLM", "ResNet", "WideResNet", "build", "resnet18"]
 
 
 def build(config: ModelConfig, data: Data) -> nn.Module:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, Broken, Sum, Tag, first_of
-from seht.operators.axes.calls import Call, Follow, bends, couples
+from seht.operators.axes.axes import Axis, Broken, Call, Follow, Sum, Tag, bends, couples, first_of
 
 # --- entry by entry -------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from seht.operators.axes.arithmetic import elementwise
-from seht.operators.axes.axes import Axis, Sum, Tag, first_of
-from seht.operators.axes.calls import Call, bends, couples
+from seht.operators.axes.axes import Axis, Call, Sum, Tag, bends, couples, first_of
 
 
 def _reduced(call: Call, tag: Tag | None) -> Tag | None:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, Broken, Tag, axis_from, compressed, spread
-from seht.operators.axes.calls import Call, couples
+from seht.operators.axes.axes import Axis, Broken, Call, Tag, axis_from, compressed, couples, spread
 from seht.tensors.trees import tensors
 
 

@@ -113,6 +113,22 @@ def test_layers(problem, curvature):
     assert math.hypot(*norms) == pytest.approx(result.weight_norm)
 
 
+def test_the_interval_of_a_layer_holds_its_trace(problem):
+    """With two probes twice the error would hold some 7 of 10; bounds: 4 sigma of 100 draws."""
+    model, batch = problem
+    exact = exact_hessian(model, batch).diagonal().split([40, 24])
+    inside = [0, 0]
+    for seed in range(100):
+        layers = measure.trace(
+            model, loss_fn, batch, probes=2, per_layer=True, method="shared", seed=seed
+        ).layers
+        for i, layer in enumerate(layers.values()):
+            low, high = layer.interval()
+            inside[i] += low <= float(exact[i].sum()) <= high
+            assert layer.dof == 1
+    assert min(inside) >= 86
+
+
 def test_the_same_number_however_the_data_comes():
     """The mean over examples: one batch, a loader with a short last batch, a data set."""
     model, (x, y) = network(nn.Tanh), data()

@@ -12,6 +12,15 @@ from seht.measure.numbers import with_error
 from seht.measure.stats import student
 
 
+def interval(estimate: float, stderr: float, dof: float, level: float) -> tuple[float, float]:
+    """Student's confidence interval."""
+    if not math.isfinite(stderr):
+        student(level, 1)  # a bad level is an error all the same
+        return (math.nan, math.nan)
+    half = student(level, dof) * stderr
+    return (estimate - half, estimate + half)
+
+
 class PlainResult:
     """A frozen record that can be printed, and written as JSON."""
 
@@ -32,6 +41,12 @@ class Layer:
     weights: int
     """How many entries the tensor has."""
     weight_norm: float
+    dof: float
+    """Degrees of freedom of ``stderr``: with few probes an interval is wider than 2 errors."""
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of this layer's trace at that level (Student's t)."""
+        return interval(self.estimate, self.stderr, self.dof, level)
 
     def __str__(self) -> str:
         """One line."""
@@ -74,11 +89,7 @@ class TraceResult(PlainResult):
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval of the trace of this data at that level (Student's t)."""
-        if not math.isfinite(self.stderr):
-            student(level, 1)  # a bad level is an error all the same
-            return (math.nan, math.nan)
-        half = student(level, self.dof) * self.stderr
-        return (self.estimate - half, self.estimate + half)
+        return interval(self.estimate, self.stderr, self.dof, level)
 
     @property
     def relative(self) -> float:

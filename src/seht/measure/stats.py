@@ -39,8 +39,13 @@ class Pooled:
     mean: Tensor
     variance: Tensor
     """The variance of the mean over probes; nan if some micro-batch has only one replicate."""
-    dof: float
-    """Degrees of freedom of the first quantity."""
+    dofs: Tensor
+    """Degrees of freedom of each variance (Satterthwaite's)."""
+
+    @property
+    def dof(self) -> float:
+        """Those of the first quantity."""
+        return float(self.dofs[0])
 
 
 def pool(visits: Sequence[Visit]) -> Pooled:
@@ -53,19 +58,19 @@ def pool(visits: Sequence[Visit]) -> Pooled:
     }
     size = {k: sum(v.count for v in visits if v.reading == k) for k in readings}
     mean = torch.zeros_like(visits[0].values[0])
-    variance, squares, freedom = torch.zeros_like(mean), 0.0, 0
+    variance, squares, freedom = torch.zeros_like(mean), torch.zeros_like(mean), 0
     for visit in visits:
         weight = share[visit.reading] * visit.count / size[visit.reading]
         count = len(visit.values)
         mean += weight * visit.values.mean(0)
         part = weight**2 * visit.values.var(0) / count if count > 1 else mean * math.nan
         variance += part
-        squares += float(part[0]) ** 2 / (count + 1)
+        squares += part**2 / (count + 1)
         freedom += count - 1
     least = min(len(visit.values) for visit in visits) - 1
-    total = float(variance[0])
-    dof = total**2 / squares - 2 if squares > 0 else float(freedom)
-    return Pooled(mean, variance, min(float(freedom), max(float(least), dof)))
+    known = squares > 0
+    dofs = torch.where(known, variance**2 / torch.where(known, squares, 1) - 2, float(freedom))
+    return Pooled(mean, variance, dofs.clamp(min(least, freedom), freedom))
 
 
 def sampling_error(visits: Sequence[Visit], whole: int | None = None) -> float:

@@ -251,6 +251,7 @@ class Readings:
                 math.sqrt(float(pooled.variance[1 + i])),
                 tensor.numel(),
                 float(tensor.detach().double().norm()),
+                float(pooled.dofs[1 + i]),
             )
             for i, (name, tensor) in enumerate(self.objective.chosen.tensors.items())
         }

@@ -134,6 +134,7 @@ NOT_OURS = {
     "persample/products.py": "ctx of an autograd.Function",
     "replay/checkpoints.py": "a hook of torch.utils.checkpoint",
     "replay/replayer.py": "a copy of the same class",
+    "strength/held_out.py": "a module's training mode",
     "tensors/deferred.py": "ctx of an autograd.Function",
     "tensors/graph.py": "ctx of an autograd.Function",
     "tensors/process.py": "the process itself, and what puts it back",

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import seht
+from seht.operators.safe_forms import safe_ops
 
 aten = torch.ops.aten
 STATS = [torch.zeros(4), torch.ones(4)]
@@ -62,6 +63,8 @@ OPERATORS = {
     "_weight_norm_interface": lambda x: aten._weight_norm_interface.default(x, x[:, :1].exp(), 0)[
         0
     ],
+    "logcumsumexp": lambda x: torch.logcumsumexp(x, 0),
+    "logcumsumexp.default": lambda x: aten.logcumsumexp.default(x, -1),
     "hardsigmoid": lambda x: aten.hardsigmoid.default(x),
     "hardsigmoid_": lambda x: aten.hardsigmoid_(x.clone()),
     "attention": lambda x: aten.scaled_dot_product_attention(x[None], x[None], x[None].sin()),
@@ -256,6 +259,35 @@ def test_a_norm_beside_the_weights_is_differentiated_once():
     trace = seht.hessian_trace(model, closure, engine="autograd", seed=1)
     other = seht.hessian_trace(model, closure, engine="difference", seed=1)
     assert relative(gradient(trace, [x]), gradient(other, [x])) < 1e-4
+
+
+def test_running_sums_of_exponentials():
+    """As PyTorch's own, masked entries included; behind the outputs nothing replaces it."""
+    x = torch.randn(5, 4, dtype=torch.float64)
+    x[3, 2] = -torch.inf
+    for given, dim in ((x, 0), (x, -1), (x.T, 1)):
+        a, b = given.clone().requires_grad_(), given.clone().requires_grad_()
+        whole = torch.logcumsumexp(a, dim)
+        with safe_ops():
+            parts = b.logcumsumexp(dim)
+        torch.testing.assert_close(parts, whole)
+        assert parts.stride() == whole.stride()
+        for y in (whole, parts):
+            y.exp().sin().sum().backward()
+        torch.testing.assert_close(b.grad, a.grad)
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1).double(), torch.randn(6, 3, dtype=torch.float64)
+
+    def cox():
+        risk = model(x).sinh().flatten()
+        return (risk.logcumsumexp(0) - risk).mean()
+
+    penalty = seht.HessianTrace(model, weight=0.1, curvature="ggn")
+    with pytest.raises(RuntimeError, match=r"logcumsumexp .*third.*engine='autograd'"):
+        penalty(cox)
+    penalty = seht.HessianTrace(model, weight=0.1, curvature="ggn", engine="autograd")
+    penalty.backward(cox)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 # --- the loss that computes its gradient beforehand -------------------------------------------

@@ -77,6 +77,31 @@ def test_held_out_data_move_neither_statistics_nor_random_state():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_a_look_leaves_the_model_in_its_mode(form):
+    """Also where the closure calls eval() and forgets train(), or fails in between."""
+    model = network()
+    model[1].eval()  # frozen statistics, as in fine-tuning
+    penalty = seht.HessianTrace(model, weight=FREE, curvature="ggn", total_steps=60)
+    fails = False
+
+    def held_out():
+        model.eval()
+        if fails:
+            raise ConnectionError("the file is gone")
+        return F.cross_entropy(model(XV), YV)
+
+    run = penalty if form == "scalar" else penalty.backward
+    modes = [module.training for module in model.modules()]
+    for _ in range(10):
+        run(training_loss(model), held_out=held_out)
+        assert [module.training for module in model.modules()] == modes
+    fails = True
+    with pytest.raises(ConnectionError):
+        run(training_loss(model), held_out=held_out)
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_a_loader_is_begun_again_and_shuffles_nothing_else():
     model = network()
     data = TensorDataset(XV, YV)

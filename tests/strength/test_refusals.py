@@ -333,6 +333,17 @@ def test_a_state_of_another_curvature(kind):
     training.refuses(ValueError, "curvature='hessian', and this penalty has 'ggn'; make it", load)
 
 
+@pytest.mark.parametrize("options", [{"share": 0.5}, {"weight": "tuned"}])
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_a_head_of_another_size_while_the_share_is_measured(options, form):
+    """As where a classifier is given new classes, or a state comes from another model."""
+    training = Training(steps=4, form=form, **options)
+    training.model[4] = nn.Linear(16, 5)
+    more = {"held_out": loss_on(training.model, XV, YV)} if "weight" in options else {}
+    words = r"'4.weight' has the shape \(5, 16\), and had \(3, 16\).*; make a new penalty"
+    training.refuses(ValueError, words, lambda: training.step(**more))
+
+
 @pytest.mark.parametrize("kind, missing", [("share", "unit"), ("tuned", "gap"), ("path", "calm")])
 def test_a_state_with_something_missing(kind, missing):
     training = Training(**KINDS[kind])

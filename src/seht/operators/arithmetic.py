@@ -19,12 +19,24 @@ from seht.operators.axes.arithmetic import (
 from seht.operators.operator import Operator, each, first_alone, jointly
 from seht.operators.pieces import LINEAR, modulus
 from seht.operators.rules import refused
+from seht.tensors.layouts import laid_out, layout_of
 
 
 def _absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None or not input.is_complex():
         return torch.abs(input, out=out)
     return modulus(input, input.detach() == 0)
+
+
+def _log_sums(input: Tensor, dim: Any, *, out: Tensor | None = None) -> Tensor:
+    """Running sums in doubling steps: the third derivative of PyTorch's own is NaN."""
+    if out is not None or input.is_complex() or not input.dim() or not isinstance(dim, int):
+        return torch.logcumsumexp(input, dim, out=out)
+    found, step = input.movedim(dim, 0), 1
+    while step < len(found):
+        both = torch.stack([found[step:], found[:-step]])
+        found, step = torch.cat([found[:step], both.logsumexp(0)]), 2 * step
+    return laid_out(found.movedim(0, dim), layout_of(input.detach().logcumsumexp(dim)))
 
 
 def _rounded(*_: Any, rounding_mode: Any = None, **__: Any) -> bool:
@@ -58,6 +70,7 @@ OPERATORS = (
     Operator("sum mean", axes=reduced, affine=jointly, adds=True),
     Operator("nansum", axes=reduced, adds=True),
     Operator("cumsum", affine=jointly),
+    Operator("logcumsumexp", safe=lambda _: _log_sums),
     # straight on each piece
     Operator("abs absolute __abs__", LINEAR, elementwise, jointly, safe=lambda _: _absolute),
     Operator("""

@@ -30,6 +30,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "MiopenBatchNormBackwardBackward": (2, "the gradient of batch norm"),
     "NativeLayerNormBackwardBackward": (2, "the gradient of layer norm"),
     "WeightNormInterfaceBackward": (2, "weight norm"),
+    "LogcumsumexpBackward": (3, "logcumsumexp"),
     "torch::jit::(anonymous namespace)::DifferentiableGraphBackward": (3, "a scripted function"),
     "GeneratedBackwardFor_torch_nn__linear_cross_entropy_batch_chunked_defaultBackward": (
         2,

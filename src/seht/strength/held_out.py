@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -160,11 +161,25 @@ def _named(held_out: Any) -> str:
     return type(held_out).__name__
 
 
+@contextmanager
+def _same_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """A closure that calls ``model.eval()`` and fails, or forgets ``model.train()``, would leave
+    the rest of the training without dropout and with fixed batch statistics.
+    """
+    modes = [module.training for module in modules]
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            if module.training != mode:
+                module.training = mode
+
+
 def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:
     """The loss of the task's closure, and its gradient in all trainable parameters.
 
     The pass runs in the mode the model is in, in the precision of the other passes, past the
-    user's hooks. Buffers and random state are as they were.
+    user's hooks. Buffers, random state and mode are as they were.
     """
     random = RandomState(task.model.parameters(), task.random)
     drawn = {id(w) for w in task.weights.values()}  # a wrapper has other names for them
@@ -181,6 +196,7 @@ def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:
             policy.hear()
         with (
             BorrowedBuffers(task.model),
+            _same_mode(task.modules),
             ranks.looking(),
             muted(hooks),
             extra_run(),

@@ -127,6 +127,12 @@ def mean(so_far: Vector, new: Vector, rate: float) -> Vector:
     """The running mean, as new tensors: a step that fails goes back to the old ones."""
     result = {name: (1 - rate) * part for name, part in so_far.items()}
     for name, part in new.items():
+        if name in result and result[name].shape != part.shape:
+            raise ValueError(
+                f"the gradient of {name!r} has the shape {tuple(part.shape)}, and had "
+                f"{tuple(result[name].shape)} while the share was measured: another model, or (of "
+                "shards) another number of processes; make a new penalty for it, and load no state"
+            )
         result[name] = result[name] + rate * part if name in result else rate * part
     return result
 

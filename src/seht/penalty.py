@@ -136,6 +136,8 @@ class HessianTrace:
         **options: Any,
     ) -> None:
         functional.check_arguments(model, lambda: None)
+        if isinstance(weight, HessianTrace):
+            raise TypeError("weight is a penalty; give what it found: weight=penalty.path")
         weight, curvature = filled_in(weight, curvature)
         functional.check_curvature(curvature)
         check_count("accumulate", accumulate)
@@ -262,7 +264,14 @@ class HessianTrace:
     def path(self) -> WeightPath | None:
         """The values of a tuned weight so far, to be given as ``weight=`` to another training."""
         path = self._course.strength.weight.path(self.schedule)
-        return None if path is None else replace(path, curvature=self.curvature)
+        if path is not None:
+            return replace(path, curvature=self.curvature)
+        if self._course.strength.weight.kind == "tuned":
+            warn(
+                "seht: penalty.path is None, because no weight was found yet, and weight=None is "
+                "the default, a share of 2; train longer before you repeat a path"
+            )
+        return None
 
     @property
     def step(self) -> int:

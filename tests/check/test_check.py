@@ -13,6 +13,7 @@ from helpers import Snapshot
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils.data import DataLoader
 
 import seht
 from seht.engines import ENGINES
@@ -181,6 +182,7 @@ BAD = [
     ((flat().requires_grad_(False), cross_entropy, images()), {}, ValueError, "frozen"),
     ((flat(), cross_entropy, images()), {"params": "x.*"}, ValueError, "no parameter"),
     ((flat(), cross_entropy, images()), {"engines": "autogad"}, ValueError, "did you mean"),
+    ((flat(), cross_entropy, DataLoader([])), {}, TypeError, r"give next\(iter\(loader\)\)"),
     ((flat(), cross_entropy, images()), {"engines": []}, ValueError, "engines is empty"),
     ((flat(), cross_entropy, images()), {"directions": 0}, ValueError, "directions must be"),
     ((flat(), cross_entropy, images()), {"tolerance": 0}, ValueError, "tolerance must be"),

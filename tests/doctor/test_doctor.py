@@ -259,6 +259,14 @@ def test_losses_between():
     assert judge(train, [], [2.0, 2.1, 1.9])[0] == "memorising"
 
 
+def test_the_training_data_as_held_out_data_show_nothing():
+    """Otherwise a model that has all of it by heart would be said to underfit."""
+    train, swapped = [0.01, 0.03, 0.02], [3.0, 3.1, 2.9]
+    kind, why = judge(train, swapped, [0.03, 0.02, 0.01])
+    assert kind == "unknown" and "to the last digit" in why
+    assert judge(train, swapped, [0.03, 0.02, 0.010001])[0] == "underfitting"
+
+
 # --- mistakes ---------------------------------------------------------------------------------
 
 LOSS, DATA = patients.cross_entropy, patients.batches(1)

@@ -93,3 +93,20 @@ def test_beyond_its_end_the_weight_stays_with_one_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         heir(closure)
+
+
+def test_a_path_that_is_not_there_yet_is_no_other_weight():
+    """``weight=None`` is a share of 2, so ``weight=penalty.path`` would silently be that."""
+    model = nn.Linear(3, 2)
+    x, y, held_out = torch.randn(8, 3), torch.randint(0, 2, (8,)), torch.randn(8, 3)
+    tuned = seht.HessianTrace(model, weight="tuned", total_steps=9, seed=0)
+    for _ in range(7):
+        tuned(
+            lambda: F.cross_entropy(model(x), y),
+            held_out=lambda: F.cross_entropy(model(held_out), y),
+        )
+    with pytest.warns(seht.PenaltyWarning, match=r"penalty\.path is None.*a share of 2"):
+        assert tuned.path is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert seht.HessianTrace(model, weight=1e-3).path is None

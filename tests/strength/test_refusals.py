@@ -6,6 +6,7 @@ import copy
 import math
 import random
 import re
+import warnings
 
 import numpy
 import pytest
@@ -13,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from helpers import same
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import seht
 
 X, Y = torch.randn(64, 6), torch.randint(0, 3, (64,))
 XV, YV = torch.randn(32, 6), torch.randint(0, 3, (32,))
 PATH = seht.WeightPath((0.1, 0.9), (1e-3, 2e-3), "ggn")
+SMALL = TensorDataset(XV[:8], YV[:8])
 BATCHES = [(XV[:16], YV[:16]), (XV[16:], YV[16:])]
 
 
@@ -192,7 +195,6 @@ GIVEN = {
         ValueError,
         "have run out.*; pass a DataLoader or a list",
     ),
-    "empty": (8, lambda t: ([], loss_fn), ValueError, "have run out"),
     "a batch that is not finite": (
         8 + 1,
         lambda t: ([BATCHES[0], (XV / 0, YV)], loss_fn),
@@ -290,6 +292,13 @@ MADE = [
         TypeError,
         r"a pair \(batches, loss_fn\) .*, not \(str, function\)",
     ),
+    ({"held_out": ([], loss_fn)}, ValueError, "has no batch"),
+    ({"held_out": (DataLoader(SMALL, 9, drop_last=True), loss_fn)}, ValueError, "has no batch"),
+    ({"held_out": (BATCHES, lambda batch: 0)}, TypeError, "the model and one batch.*too many"),
+    ({"held_out": (BATCHES, lambda model, x, y: 0)}, TypeError, "the model and one batch.*'y'"),
+    ({"held_out": (BATCHES, F.cross_entropy)}, TypeError, "cross_entropy by itself"),
+    ({"held_out": (BATCHES, nn.CrossEntropyLoss())}, TypeError, "CrossEntropyLoss by itself"),
+    ({"weight": seht.HessianTrace(nn.Linear(2, 2))}, TypeError, r"weight=penalty\.path"),
     ({"weight": "tuned", "optimizer": "adam"}, TypeError, "optimizer=optimizer"),
 ]
 
@@ -366,3 +375,22 @@ def test_beyond_its_length_the_weight_stays_with_one_warning():
                 assert training.penalty.last.weight == pytest.approx(last)
         said = [str(w.message) for w in found if "beyond" in str(w.message)]
         assert len(said) == 1 and "Give the number of optimiser steps as total_steps=" in said[0]
+
+
+def test_an_optimiser_of_another_model_is_named_once():
+    """Its rates and mean squares belong to other weights, so that none of them count."""
+    model, other = network(), network()
+    closure = loss_on(model)
+    penalty = seht.HessianTrace(
+        model, share=1.0, optimizer=torch.optim.AdamW(other.parameters()), total_steps=9
+    )
+    with pytest.warns(seht.PenaltyWarning, match="none of the model's parameters") as found:
+        for _ in range(3):
+            penalty(closure).backward()
+    assert len(found) == 1
+    head = torch.optim.AdamW(model[-1].parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for weights in (model, model.bfloat16()):
+            x = X.to(next(weights.parameters()).dtype)
+            seht.HessianTrace(weights, share=1.0, optimizer=head)(loss_on(weights, x))

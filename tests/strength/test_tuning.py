@@ -193,3 +193,25 @@ def test_losses_of_two_units_are_said(divided):
             ).backward()
     told = [str(w.message) for w in said if "4 times the training loss" in str(w.message)]
     assert len(told) == divided, told
+
+
+@pytest.mark.parametrize("trained_on", [True, False])
+def test_a_weight_that_waited_to_the_end_says_so(trained_on):
+    """Held-out examples that are trained on, in other batches, look like nothing to gain."""
+    model, x, y = problem(wrong=0.4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    known = 120 if trained_on else 60
+    batches = [(x[k : k + 20], y[k : k + 20]) for k in range(0, known, 20)]
+    held_out = batches[3:] + batches[:3] if trained_on else [(x[60:120], y[60:120])]
+    loss_fn = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with seht.HessianTrace(
+            model, total_steps=120, held_out=(held_out, loss_fn), optimizer=optimizer, seed=0
+        ) as penalty:
+            for step in range(120):
+                optimizer.zero_grad()
+                penalty(lambda step=step: loss_fn(model, batches[step % len(batches)])).backward()
+                optimizer.step()
+    told = [str(w.message) for w in said if "stayed at a fiftieth" in str(w.message)]
+    assert len(told) == trained_on, (told, penalty.path)

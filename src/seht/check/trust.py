@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from seht import estimators, functional, probes
 from seht.check.judge import Truths, judge
@@ -103,6 +104,8 @@ def check(
         options: the estimator's own.
     """
     functional.check_arguments(model, loss_fn, "loss_fn")
+    if isinstance(batch, DataLoader):
+        raise TypeError("batch must be one batch, not a DataLoader; give next(iter(loader))")
     check_count("directions", directions)
     if not 1e-6 <= tolerance < 1:
         raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")

@@ -249,7 +249,9 @@ class Boundary:
             raise RuntimeError(
                 'curvature="ggn": the closure never called the model'
                 + (" part that boundary= names" if self._named else "")
-                + ", so its outputs are unknown; mark them with seht.boundary(logits)"
+                + ", so its outputs are unknown; "
+                + ("" if self._named else "give the penalty the module that the closure calls, or ")
+                + "mark them with seht.boundary(logits)"
             )
         if self._mixed():
             raise RuntimeError(

@@ -29,6 +29,8 @@ _MEMORISED, _NONE = 0.5, 0.1
 number the model memorises, below the second it underfits."""
 _LEARNT = 0.02
 """If swapped predictions raise the loss by less than this fraction, nothing was learnt yet."""
+_DIGITS = 1e-6
+"""Two means that differ by less than this fraction are of the same examples, in whatever order."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ def judge(
     gap, size = other - own, max(abs(own), abs(other))
     error = math.hypot(error, noise)
     part = gap / size if size > 0 else 0.0
+    if math.isclose(other, own, rel_tol=_DIGITS):
+        return "unknown", (
+            "not known: the held-out loss is the training loss to the last digit, as if both were "
+            "of the same examples; give held-out data that are not trained on"
+        )
     if part < _NONE:
         return "underfitting", (
             "the held-out loss is hardly above the training loss: nothing is memorised, and a "

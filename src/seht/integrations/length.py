@@ -72,7 +72,10 @@ def training(
         held_out: tunes a weight that was not given: ``(batches, loss_fn)``.
     """
     if not isinstance(penalty, HessianTrace):
-        raise TypeError(f"training is given the seht.HessianTrace of the loop, not {penalty!r}")
+        raise TypeError(
+            "training is given the seht.HessianTrace of the loop and then the loader, as in "
+            f"training(penalty, loader, epochs=3), not {type(penalty).__name__}"
+        )
     total = _steps(penalty, loader, epochs, steps)
     penalty.equip(held_out=held_out, optimizer=optimizer)
     penalty.lasts(total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -126,6 +127,7 @@ def source(held_out: Any) -> Closure | HeldOutBatches:
         data, loss_fn = held_out
         batches = _batches(data)
         if batches is not None:
+            _check_pair(batches, loss_fn)
             return HeldOutBatches(batches, loss_fn)
     if callable(held_out) and not isinstance(held_out, nn.Module):
         closure: Closure = held_out
@@ -144,6 +146,38 @@ def _batches(data: Any) -> Iterable[Any] | None:
     if isinstance(data, Dataset):
         return DataLoader(data, _even(length_of(data)))
     return data if isinstance(data, Iterable) and not isinstance(data, (str, bytes)) else None
+
+
+def _check_pair(batches: Any, loss_fn: LossFn) -> None:
+    """What would fail at the first look fails now: that look is behind the warm-up, hours later."""
+    if _empty(batches):
+        raise ValueError(
+            "held_out has no batch: the data set is empty, or smaller than a batch with "
+            "drop_last=True; give it examples"
+        )
+    called = (
+        "held_out: loss_fn is called with the model and one batch, as in "
+        "lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])"
+    )
+    if str(getattr(loss_fn, "__module__", None)).startswith("torch.nn."):
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise TypeError(f"{called}; {name} by itself is called with outputs and targets")
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):
+        return  # written in C, and says nothing about its arguments
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(f"{called}; this one cannot be called so: {error}") from None
+
+
+def _empty(batches: Any) -> bool:
+    """Known to be so: the length of a stream's loader raises."""
+    try:
+        return len(batches) == 0
+    except TypeError:
+        return False
 
 
 def _even(count: int) -> int:

@@ -47,13 +47,16 @@ class Preconditioner:
                 size = _divisor(optimizer.state.get(parameter, {}), group, parameter)
                 self._factors[id(parameter)] = rate if size is None else rate / size
 
+    def holds(self, parameters: Mapping[str, Tensor]) -> bool:
+        """Whether the optimiser moves any of them."""
+        return any(id(parameter) in self._factors for parameter in parameters.values())
+
     def inner(self, a: Vector, b: Vector, parameters: Mapping[str, Tensor]) -> Tensor:
         """The inner products of their parts, in float64, one for each parameter. What the optimiser
         does not hold it does not move.
         """
         found = torch.zeros(len(parameters), dtype=torch.float64)
-        held = any(id(parameter) in self._factors for parameter in parameters.values())
-        other = 0.0 if held else 1.0
+        other = 0.0 if self.holds(parameters) else 1.0
         for place, (name, parameter) in enumerate(parameters.items()):
             if name in a and name in b:
                 both = a[name].double() * b[name].double()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from seht.distributed import Ranks
+from seht.guards import warn
 from seht.strength import held_out as held
 from seht.strength.arguments import OpenWeight
 from seht.strength.products import (
@@ -73,6 +74,8 @@ class Strength:
     ) -> None:
         self.schedule, self.weight, self._calls = schedule, weight, accumulate
         self._optimizer: torch.optim.Optimizer | None = None
+        self._foreign = False
+        """Whether the optimiser was found to be another model's."""
         self._place: int | None = None
         """For a sharded model: the rank whose parts of the averaged gradients are kept here."""
         self._held_out: Closure | held.HeldOutBatches | None = None
@@ -160,6 +163,13 @@ class Strength:
             value, others = held.gradient(away, precision, ranks)
             losses = (estimate.loss, value)
         metric = Preconditioner(self._optimizer)
+        if self._optimizer is not None and not self._foreign and not metric.holds(weights):
+            self._foreign = True
+            warn(
+                "seht: the optimizer= of the penalty holds none of the model's parameters, so that "
+                "gradients are compared as they are; give the optimiser that trains this model, "
+                "made after the model was copied or wrapped"
+            )
         seen = Seen(weights, loss, trace, others, metric, ranks, losses, self._calls)
         self.weight.learn(step, self.schedule, seen)
         self._place = ranks.place()

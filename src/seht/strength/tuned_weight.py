@@ -20,6 +20,8 @@ from seht.strength.weight import Weight
 
 _POINTS = 2000
 """A path with more points than this is thinned out."""
+_MANY = 20
+"""After fewer looks than this a weight that still waits says nothing about the training."""
 _ALIKE = 0.1
 """The part by which a loss may differ from a multiple of another and be taken for it."""
 
@@ -94,6 +96,18 @@ class TunedWeight(ShareWeight):
         if len(points) > _POINTS:
             points = (*points[:-1:2], points[-1])
         self._points = points
+
+    def warn_if_unfound(self) -> None:
+        """Also if the weight waited to the end, because nothing was memorised as far as it saw."""
+        super().warn_if_unfound()
+        waited = self._tuning.gap > 0 and len({weight for _, weight in self._points}) == 1
+        if waited and self._gap.looks >= _MANY:
+            warn(
+                "seht: the held-out loss was never clearly above the training loss, so that the "
+                "tuned weight stayed at a fiftieth, where it does nothing. Either nothing was "
+                "memorised, and no penalty is needed, or the held-out examples are among those "
+                "that are trained on: give others."
+            )
 
     def path(self, schedule: Schedule) -> WeightPath | None:
         """The weights so far, over the fraction of the training."""

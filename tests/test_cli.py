@@ -216,6 +216,7 @@ def test_the_seed_changes_the_probes(run):
         (["check", ":right"], "not module:function"),
         (["check", "example_recipes:"], "not module:function"),
         (["check", "example_nowhere:right"], "no module 'example_nowhere'"),
+        (["check", "../a/train.py:right"], r"is a path; in ../a, give the module .*: train:right"),
         (["check", "example_recipes.py:right"], "without .py"),
         (["check", "example_broken:right"], "cannot be imported: .*there_is_no_such_package"),
         (["check", "example_syntax:right"], "cannot be imported: SyntaxError"),

@@ -55,6 +55,13 @@ def find_target(target: str) -> Any:
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute):
         raise UsageError(f"{target!r} is not module:function, for example train:example")
+    if os.sep in name or name.startswith(".") or name.endswith(".py"):
+        folder, file = os.path.split(name)
+        there = f"in {folder}, " if folder else ""
+        raise UsageError(
+            f"{name!r} is a path; {there}give the module as you would import it, without .py: "
+            f"{file.removesuffix('.py').strip('.')}:{attribute}"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

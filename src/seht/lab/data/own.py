@@ -170,7 +170,7 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=line.count))
+            reader = csv.reader(file, delimiter=max(";\t,", key=line.count))
             rows = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is no CSV file in UTF-8: {error}") from error

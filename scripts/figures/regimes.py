@@ -92,7 +92,7 @@ def table(runs: list[Run]) -> str:
 def main() -> None:
     """Gather, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gather", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument("--gather", nargs="*", type=Path, metavar="DIR")
     parser.add_argument("--underfit", type=Path, metavar="FILE")
     parser.add_argument("--rule", choices=RULES, default=RULES[-1])
     options = parser.parse_args()
@@ -100,7 +100,7 @@ def main() -> None:
         {"rule": RULES[0], **run}  # the first ones do not say it
         for run in json.loads(lzma.decompress(RECORDS.read_bytes()))
     ]
-    if options.gather:
+    if options.gather is not None:
         new = [run for folder in options.gather for run in gather(folder)]
         if options.underfit:
             new += json.loads(options.underfit.read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from seht import HessianTrace
+from seht.errors import PenaltyWarning
 from seht.estimators import ESTIMATORS, SehtS
 from seht.guards import warn
 from seht.lab.methods.base import Closure, Method, Option, Run, positive, share
@@ -120,7 +122,11 @@ class TracePenalty(Method):
 
     def paths(self) -> dict[str, Any]:
         """The path of a tuned weight."""
-        path = self.penalty.path if self.tuned else None
+        if not self.tuned:
+            return {}
+        with warnings.catch_warnings():  # where there is none yet, --refit says so
+            warnings.simplefilter("ignore", PenaltyWarning)
+            path = self.penalty.path
         return {} if path is None else {self.name: path.state()}
 
     def seek(self, step: int) -> None:

@@ -34,6 +34,7 @@ def test_a_tuned_weight_is_found_and_its_path_gone_again(tmp_path, capsys):
     assert "--seeds 1 --refit --" in (tmp_path / "table.md").read_text()  # to repeat it
     page = (tmp_path / "report.html").read_text()
     assert "40 % replaced at random" in page and "trained on too" in page
+    assert "Tuned weight against epoch" in page
     before = (tmp_path / "table.csv").read_text()
     capsys.readouterr()
     assert compare(tmp_path, methods, "--refit") == 0  # nothing is run again

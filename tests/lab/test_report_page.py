@@ -7,7 +7,9 @@ import re
 import comparisons
 import pytest
 
+from seht import WeightPath
 from seht.lab import report
+from seht.lab.records import RunError
 from seht.lab.report import figures
 from seht.lab.report.load import load
 from seht.lab.report.page import drawn_interval, drawn_reach, render
@@ -133,6 +135,29 @@ def test_curves_are_means_over_seeds(tmp_path):
     found = figures.curve(load(tmp_path).of("weight-decay"), "train_loss")
     assert found.mean == [3.0, 1.5] and found.seconds == [15.0, 30.0]
     assert found.error == [1.0, 0.5] and found.epoch == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("where", ["result.json", "config.json"])
+def test_a_tuned_weight_is_drawn(tmp_path, where):
+    """Found in the run, or (--refit) gone again along the path that its settings hold."""
+    methods = ["weight-decay", "seht-h(weight=tuned)", "seht-d(weight=tuned)"]
+    comparisons.comparison(tmp_path, methods, seeds=2)
+    for seed, last in enumerate((1e-3, 4e-3)):
+        file = comparisons.folder(tmp_path, methods[1], seed) / where
+        path = WeightPath((0.25, 1.0), (1e-4, last)).state()
+        comparisons.write_json(file, json.loads(file.read_text()) | {"paths": {"seht-h": path}})
+    panel = figures.convergence(build(load(tmp_path)))[-1]
+    assert panel.title == "Tuned weight against epoch"
+    assert panel.svg.count('class="line line-') == 1 and "the tuned weight, before" in panel.svg
+    found = figures.tuned_weight(load(tmp_path).of(methods[1]))
+    assert (found.epoch[0], found.epoch[-1]) == (3.0, 12.0) and found.error[0] == 0
+    assert (found.mean[0], found.mean[-1]) == pytest.approx((1e-4, 2e-3))
+    assert found.error[-1] == pytest.approx(1.5e-3)
+    assert "Tuned weight against epoch" in render(build(load(tmp_path)))
+    broken = json.loads(file.read_text()) | {"paths": {"seht-h": {"format": "seht.WeightPath/9"}}}
+    comparisons.write_json(file, broken)
+    with pytest.raises(RunError, match=r"no path of weights.*delete it"):
+        load(tmp_path)
 
 
 def test_an_interval_that_goes_on_has_an_arrow(tmp_path):

@@ -2,12 +2,15 @@
 
 import copy
 import pickle
+import random
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import same
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import seht
 from seht.strength.held_out import HeldOutBatches, source
@@ -22,6 +25,18 @@ class Stream(IterableDataset):
         return iter(torch.arange(12.0))
 
 
+class Augmented(TensorDataset):
+    """Draws anew for each example, as transforms of images do."""
+
+    def __getitem__(self, place):
+        noise = torch.rand(()) + random.random() + numpy.random.rand()
+        return (super().__getitem__(place)[0] + noise,)
+
+
+def seeded(seed=7):
+    return torch.Generator().manual_seed(seed)
+
+
 def first(model, batch):
     return batch[0] if isinstance(batch, (list, tuple)) else batch
 
@@ -32,6 +47,9 @@ SOURCES = {
     "loader": lambda: DataLoader(SET, 5),
     "shuffled": lambda: DataLoader(SET, 5, shuffle=True),
     "stream": lambda: DataLoader(Stream(), 5),
+    "generator": lambda: DataLoader(SET, 5, shuffle=True, generator=seeded()),
+    "sampler": lambda: DataLoader(SET, 5, sampler=RandomSampler(SET, generator=seeded())),
+    "augmented": lambda: DataLoader(Augmented(*SET.tensors), 5, shuffle=True),
 }
 
 
@@ -44,14 +62,16 @@ def test_a_resumed_run_reads_the_same(kind):
     """From every place, also where the random state is another one by then."""
     torch.manual_seed(3)
     whole = read(HeldOutBatches(SOURCES[kind](), first), 11)
-    if kind == "shuffled":
+    if kind in ("shuffled", "generator", "sampler"):
         assert whole[:3] != whole[3:6] and {*whole[0], *whole[1], *whole[2]} == {*range(12)}
+    elif kind == "augmented":
+        assert len({x for batch in whole for x in batch}) == 46
     else:
         assert whole[0] == whole[3 if kind != "list" else 5]
     for stop in range(11):
         before = HeldOutBatches(SOURCES[kind](), first)
         assert read(before, stop) == whole[:stop] and before.read == stop
-        torch.rand(stop)
+        torch.rand(stop), random.random(), numpy.random.rand()
         after = HeldOutBatches(SOURCES[kind](), first)
         after.go_on(stop)
         assert read(after, 11 - stop) == whole[stop:]
@@ -60,9 +80,34 @@ def test_a_resumed_run_reads_the_same(kind):
 @pytest.mark.parametrize("kind", SOURCES)
 def test_no_random_number_is_used_up(kind):
     torch.manual_seed(3)
-    state = torch.get_rng_state()
+    state = torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False)
     read(HeldOutBatches(SOURCES[kind](), first), 7)
-    assert torch.equal(state, torch.get_rng_state()) and torch.initial_seed() == 3
+    now = torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False)
+    assert same(state, now) and torch.initial_seed() == 3
+
+
+def test_a_generator_shared_with_the_training_shuffles_as_without():
+    orders = []
+    for looks in (False, True):
+        own = seeded()
+        others = HeldOutBatches(DataLoader(SET, 5, shuffle=True, generator=own), first)
+        orders.append([])
+        for _ in range(3):
+            for batch in DataLoader(SET, 5, shuffle=True, generator=own):
+                orders[-1] += batch[0].tolist()
+                read(others, 2 * looks)
+    assert orders[0] == orders[1]
+
+
+def test_accelerates_own_seeded_order():
+    accelerate = pytest.importorskip("accelerate")
+    config = accelerate.DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
+    torch.manual_seed(3)
+    made = lambda: HeldOutBatches(accelerator.prepare(DataLoader(SET, 5, shuffle=True)), first)
+    whole, after = read(made(), 8), made()
+    after.go_on(4)
+    assert whole[:3] != whole[3:6] and read(after, 4) == whole[4:]
 
 
 def test_another_seed_shuffles_otherwise():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,6 +17,7 @@ from seht.check.tape import Tape
 from seht.estimators import Estimator, SehtH
 from seht.replay.buffers import BorrowedBuffers
 from seht.task import Task, check_loss, split
+from seht.tensors.random_state import seed_cpu
 from seht.tensors.trees import mapped
 
 LossFn = Callable[[nn.Module, Any], Any]
@@ -71,7 +70,8 @@ class Sandbox:
 
     def closure(self) -> Any:
         """The loss, with the random state it always starts from."""
-        _seed_everything(self.seed)
+        torch.manual_seed(self.seed)
+        seed_cpu(self.seed)
         with Widened() if self.wide else nullcontext():
             return self.loss_fn(self.model, copied(self.batch, wide=self.wide))
 
@@ -167,13 +167,6 @@ def ordinary() -> Iterator[None]:
     eager = torch.compiler.set_stance("force_eager")
     with torch.inference_mode(False), torch.enable_grad(), eager:
         yield
-
-
-def _seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
 
 
 def copy_model(model: nn.Module, *, wide: bool = True) -> nn.Module:

@@ -21,7 +21,7 @@ from seht.strength.products import Vector, trainable, vector
 from seht.task import Closure, Task, check_loss, split
 from seht.tensors.hooks import hooks_of, muted
 from seht.tensors.process import own_gradients
-from seht.tensors.random_state import RandomState
+from seht.tensors.random_state import RandomState, seed_cpu
 from seht.tensors.trees import is_batch
 
 LossFn = Callable[[nn.Module, Any], Any]
@@ -33,18 +33,18 @@ class HeldOutBatches:
     """An iterable of held-out batches, begun again at its end, and the loss on one of them.
 
     Creating the iterator of a ``DataLoader`` and reading from it draws random numbers; the global
-    random state is put back, so that a training with held-out data shuffles as one without. How a
-    shuffled one is ordered follows from the seed of the process and the number of the round, so
-    that a resumed run reads the same batches.
+    random state is put back, and so are generators of the loader's own, so that a training with
+    held-out data shuffles as one without. What the reading of a batch draws (an order, an
+    augmentation) follows from the seed of the process, or of such a generator, and the batch's
+    number, so that a resumed run reads the same batches.
     """
 
     read: int
     """Batches read so far, of all rounds."""
     _again: bool
     """Whether the last one is to be given once more."""
-    _behind: int
-    """Batches to pass over first."""
-    _round: int
+    _number: int
+    """Of the next batch that the iterator gives, counted over all rounds."""
     _iterator: Iterator[Any] | None
 
     def __init__(self, batches: Iterable[Any], loss_fn: LossFn) -> None:
@@ -55,11 +55,17 @@ class HeldOutBatches:
     def closure(self, model: nn.Module) -> Closure:
         """The loss on the next batch."""
         if not self._again:
-            with RandomState(model.parameters()).all_kept():
-                while self._behind:
-                    self._next()
-                    self._behind -= 1
-                self._last = self._next()
+            state, own = RandomState(model.parameters()), generators_of(self._batches)
+            for generator in own:
+                state.meet(generator)
+            seed, seeds = torch.initial_seed(), [generator.initial_seed() for generator in own]
+            with state.all_kept():
+                while self._number <= self.read:  # after a resumption some are passed over
+                    seed_cpu(mix(seed, self._number))
+                    for generator, its in zip(own, seeds, strict=True):
+                        generator.manual_seed(mix(its, self._number))
+                    self._last = self._next()
+                    self._number += 1
         self._again, self.read = False, self.read + 1
         batch = self._last
         return lambda: self._loss_fn(model, batch)
@@ -67,8 +73,10 @@ class HeldOutBatches:
     def _next(self) -> Any:
         for _ in range(2):
             if self._iterator is None:
-                torch.default_generator.manual_seed(mix(torch.initial_seed(), self._round))
-                self._iterator, self._round = iter(self._batches), self._round + 1
+                length = length_of(self._batches)
+                if length and hasattr(self._batches, "set_epoch"):  # a count of Accelerate's own
+                    self._batches.set_epoch(self._number // length)
+                self._iterator = iter(self._batches)
             try:
                 return next(self._iterator)
             except StopIteration:
@@ -93,7 +101,7 @@ class HeldOutBatches:
         """Continue after this many batches, if the iterable yields the same ones in each round."""
         self._iterator, self.read, self._again = None, read, False
         length = length_of(self._batches)
-        self._round, self._behind = divmod(read, length) if length else (0, read)
+        self._number = read - read % length if length else 0
 
     def __getstate__(self) -> tuple[Iterable[Any], LossFn, int]:
         """Without the iterator: a loader's cannot be copied."""
@@ -111,6 +119,19 @@ def _leave(batches: Any) -> None:
     """
     if hasattr(batches, "gradient_state"):
         batches.end()
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Those that a loader and its samplers draw from."""
+    found: list[torch.Generator] = []
+    parts = [loader]
+    for part in parts:
+        own = getattr(part, "generator", None)
+        if isinstance(own, torch.Generator) and not any(own is known for known in found):
+            found.append(own)
+        inner = (getattr(part, name, None) for name in ("batch_sampler", "sampler"))
+        parts += [one for one in inner if one is not None and all(one is not p for p in parts)]
+    return found
 
 
 def length_of(batches: Any) -> int:

@@ -179,6 +179,14 @@ class RandomState:
             self._host.begin()
 
 
+def seed_cpu(seed: int) -> None:
+    """Seed torch (on the CPU alone), ``random`` and NumPy."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """Restore the random states of torch, ``random`` and NumPy after the block."""

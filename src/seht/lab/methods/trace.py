@@ -122,9 +122,11 @@ class TracePenalty(Method):
 
     def paths(self) -> dict[str, Any]:
         """The path of a tuned weight."""
-        with warnings.catch_warnings():  # no path is no mistake here: only a refit wants one
+        if not self.tuned:
+            return {}
+        with warnings.catch_warnings():  # where there is none yet, --refit says so
             warnings.simplefilter("ignore", PenaltyWarning)
-            path = self.penalty.path if self.tuned else None
+            path = self.penalty.path
         return {} if path is None else {self.name: path.state()}
 
     def seek(self, step: int) -> None:

@@ -23,6 +23,10 @@ FRAME = (0.12, 0.15, 0.86, 0.81)
 """The axes in it (left, bottom, width, height): the same in all, so that they line up."""
 
 
+_PLACES = 200
+"""So many pieces has the line of a tuned weight."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """A quantity along training, its mean over seeds."""
@@ -34,7 +38,7 @@ class Curve:
 
 
 def convergence(table: ReportTable) -> list[Panel]:
-    """Loss and accuracy (or perplexity) against epoch, then against wall-clock."""
+    """Loss and accuracy (or perplexity) against epoch, then against wall-clock; tuned weights."""
     last = "valid_perplexity" if table.comparison.text else "valid_top1"
     names = {
         "train_loss": "training loss",
@@ -55,6 +59,11 @@ def convergence(table: ReportTable) -> list[Panel]:
                 draw = _lines(table.rows, curves, axis, key, _unit(found)[1])
                 title = f"{_bare(names[key])} against {_AXES[axis]}"
                 panels.append(_figure(title, draw, table.rows, names[key], unit))
+    weights = [tuned_weight(table.comparison.of(row.method)) for row in table.rows]
+    if any(weights):
+        draw = _lines(table.rows, weights, "epoch", "weight", 1.0)
+        name = "the tuned weight, before every="
+        panels.append(_figure("Tuned weight against epoch", draw, table.rows, name, "epoch"))
     return panels
 
 
@@ -104,15 +113,28 @@ def curve(runs: Sequence[RunRecord], key: str) -> Curve | None:
             for seconds in zip(*(c.get("seconds", []) for c in columns), strict=False)
         ],
         mean=[statistics.fmean(step) for step in steps],
-        error=[
-            statistics.stdev(step) / math.sqrt(len(step)) if _spread(step) else 0.0
-            for step in steps
-        ],
+        error=[_error(step) for step in steps],
     )
 
 
-def _spread(step: tuple[float, ...]) -> bool:
-    return len(step) > 1 and all(map(math.isfinite, step))
+def _error(step: tuple[float, ...]) -> float:
+    if len(step) < 2 or not all(map(math.isfinite, step)):
+        return 0.0
+    return statistics.stdev(step) / math.sqrt(len(step))
+
+
+def tuned_weight(runs: Sequence[RunRecord]) -> Curve | None:
+    """The way of a tuned weight, where a row has one: its geometric mean over seeds."""
+    found = [run for run in runs if run.status == DONE and run.path is not None]
+    paths = [run.path for run in found if run.path is not None]
+    if not paths:
+        return None
+    first = min(path.positions[0] for path in paths)
+    places = [first + (1 - first) * k / _PLACES for k in range(_PLACES + 1)]
+    steps = [tuple(path.at(place) for path in paths) for place in places]
+    epochs = found[0].number("epochs") or 1.0
+    mean = [statistics.geometric_mean(step) for step in steps]
+    return Curve([epochs * place for place in places], [], mean, [_error(step) for step in steps])
 
 
 def _unit(found: dict[str, list[Curve | None]]) -> tuple[str, float]:

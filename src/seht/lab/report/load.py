@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seht import WeightPath
 from seht.lab.records import RunError, read_json
 
 DONE, FAILED, UNFINISHED, MISSING = "done", "failed", "unfinished", "not started"
@@ -26,6 +27,8 @@ class RunRecord:
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     """The columns of ``metrics.csv``, NaN where a cell is empty."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    path: WeightPath | None = None
+    """The way of a tuned weight, found in this run or repeated in it."""
 
     def number(self, *path: str) -> float | None:
         """A figure of ``result.json``, for example ``number("metrics", "last", "test_top1")``."""
@@ -145,7 +148,12 @@ def _run(folder: Path) -> RunRecord | None:
     if status == DONE and not (isinstance(metrics, dict) and isinstance(metrics.get("last"), dict)):
         raise RunError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
     reason = None if result.get("reason") is None else str(result["reason"])
-    return RunRecord(method, seed, status, reason, result, curves, versions)
+    try:
+        paths = result.get("paths") or config.get("paths") or {}
+        path = next((WeightPath.of(state) for state in paths.values()), None)
+    except (AttributeError, ValueError) as error:
+        raise RunError(f"{str(file)!r}: {error}; {_AGAIN}") from error
+    return RunRecord(method, seed, status, reason, result, curves, versions, path)
 
 
 def _curves(file: Path) -> dict[str, list[float]]:

@@ -40,6 +40,10 @@ class Engine(Protocol):
     name: str
     precision: str
 
+    @property
+    def kappa(self) -> float | None:
+        """The relative step that differences are taken with; None without one, or not known yet."""
+
     def estimate(
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
     ) -> Estimate:

@@ -81,6 +81,7 @@ class AutogradEngine:
     """Exact to rounding for every operator with two more derivatives; some ten plain steps."""
 
     name = "autograd"
+    kappa = None
 
     def __init__(self, *, precision: str = "full") -> None:
         self.precision = check_precision(precision)

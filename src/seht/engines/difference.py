@@ -162,6 +162,11 @@ class DifferenceEngine:
         self.steps, self.draws, error = plan.learn()
         return error
 
+    @property
+    def kappa(self) -> float | None:
+        """The relative step, as far as it has adapted."""
+        return self.steps.kappa
+
     def state(self) -> dict[str, Any]:
         """The adapted step, for ``state_dict``."""
         return {**self.steps.state(), "draws": self.draws.state()}

@@ -17,7 +17,7 @@ ROOT = Path(seht.__file__).parent
 
 ORDER = (
     *("errors", "extras"),
-    *("tensors", "guards", "probes", "estimators", "record", "task"),
+    *("tensors", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
     *("strength", "account", "functional", "course", "penalty"),
     *("check", "measure", "doctor", "integrations"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,6 +47,14 @@ class UsageError(Exception):
 
 class PenaltyWarning(UserWarning):
     """The penalty is probably not doing what its user wants: too weak, too strong, not in use."""
+
+
+def warn(message: str) -> None:
+    """Warn, pointing at the user's line: the first one outside this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "seht":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, PenaltyWarning, stacklevel=level)
 
 
 def nearest(given: object, known: Iterable[str]) -> str:

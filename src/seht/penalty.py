@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from seht import estimators, functional, probes
+from seht.account import Guard
 from seht.course import Course, PenaltySettings
 from seht.curvature.boundary import check_boundary
 from seht.engines import engine_options, make_engine
-from seht.errors import check_count, check_positive, unknown
+from seht.errors import check_count, check_positive, unknown, warn
 from seht.estimators import Estimator
-from seht.guards import Guard, warn
 from seht.record import StepRecord
 from seht.strength.arguments import filled_in, make_weight
 from seht.strength.path import WeightPath

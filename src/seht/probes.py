@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.errors import nearest
-from seht.tensors.shared_memory import refuse_shared
+from seht.tensors.memory import refuse_shared
 
 ParamSpec = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 

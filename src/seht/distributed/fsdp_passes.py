@@ -26,7 +26,7 @@ from seht.replay.weights import Weights, step_size
 from seht.task import Directions
 from seht.tensors.gradients import Gradient, dense, real, stride_of
 from seht.tensors.graph import Take, handed_out, refuse_older
-from seht.tensors.layouts import is_dtensor, like, local, place
+from seht.tensors.memory import is_dtensor, like, local, place
 
 
 class ShardedWeights(Weights):

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure
+from seht.tensors.memory import version
 from seht.tensors.process import INSIDE, OPTIMIZER_STEPS
-from seht.tensors.shared_memory import version
 
 _lock = threading.Lock()
 _busy: dict[int, int] = {}

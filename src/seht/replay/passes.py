@@ -30,7 +30,7 @@ from seht.tensors.graph import (
     survey,
 )
 from seht.tensors.hooks import muted
-from seht.tensors.shared_memory import refuse_others
+from seht.tensors.memory import refuse_others
 from seht.tensors.trees import tensors
 
 

@@ -1,7 +1,7 @@
 """Tensors, the graphs behind them and the process around them; knows nothing of estimates.
 
-- Tensors: ``trees`` (structures of them), ``shared_memory`` (who lies where), ``layouts``
-  (in memory and on ranks), ``gradients`` (one for each leaf).
+- Tensors: ``trees`` (structures of them), ``memory`` (how they lie there, and on ranks),
+  ``gradients`` (one for each leaf).
 - Graphs: ``graph`` (walks through them, and gradients handed out later), ``graph_need``,
   ``deferred``, ``second_derivatives``, ``hooks``.
 - The process: ``process`` (all that we change in it), ``random_state``, ``undo``.

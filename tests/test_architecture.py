@@ -136,7 +136,7 @@ NOT_OURS = {
     "replay/replayer.py": "a copy of the same class",
     "strength/held_out.py": "a module's training mode",
     "tensors/deferred.py": "ctx of an autograd.Function",
-    "tensors/graph.py": "ctx of an autograd.Function",
+    "tensors/gradients.py": "ctx of an autograd.Function",
     "tensors/process.py": "the process itself, and what puts it back",
     "tensors/random_state.py": "a copy of the same class",
     "tensors/undo.py": "a weight's .grad",

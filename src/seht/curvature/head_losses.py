@@ -20,7 +20,7 @@ from seht.curvature.cross_entropy import CrossEntropy, at_hand, stretches
 from seht.curvature.head_loop import HeadGradient, KeptRows
 from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.operators.rules import first
-from seht.tensors.graph import once
+from seht.tensors.gradients import once
 
 _ARGUMENTS = inspect.signature(F.cross_entropy)
 

@@ -24,8 +24,8 @@ from seht.replay.passes import Passes
 from seht.replay.plan import Plan
 from seht.replay.weights import Weights, step_size
 from seht.task import Directions
-from seht.tensors.gradients import Gradient, dense, real, stride_of
-from seht.tensors.graph import Take, handed_out, refuse_older
+from seht.tensors.gradients import Gradient, Take, dense, handed_out, real, stride_of
+from seht.tensors.graph import refuse_older
 from seht.tensors.memory import is_dtensor, like, local, place
 
 

@@ -52,8 +52,7 @@ from seht.task import (
     report_unused,
     split,
 )
-from seht.tensors.graph import quiet
-from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.graph import hooks_of, muted, quiet
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 from seht.tensors.second_derivatives import refuse_once, solid

@@ -42,9 +42,8 @@ from seht.replay.leaves import refuse_lost
 from seht.replay.passes import Passes
 from seht.replay.plan import Logits, Plan
 from seht.task import Directions, Estimate, Task, check_loss, split
-from seht.tensors.gradients import Gradient, add, left_out, times
-from seht.tensors.graph import Stored
-from seht.tensors.hooks import hooks_of
+from seht.tensors.gradients import Gradient, Stored, add, left_out, times
+from seht.tensors.graph import hooks_of
 from seht.tensors.process import lasting_graphs, own_gradients
 from seht.tensors.undo import uninterrupted
 

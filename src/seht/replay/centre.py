@@ -28,8 +28,7 @@ from seht.replay.prefix import Prefix
 from seht.replay.recorder import Recorder
 from seht.replay.witness import Witness
 from seht.task import check_loss, split
-from seht.tensors.graph import mark
-from seht.tensors.hooks import hooks_of
+from seht.tensors.graph import hooks_of, mark
 from seht.tensors.random_state import RandomState
 
 Hidden = Callable[[], AbstractContextManager[Any]]
@@ -64,7 +63,7 @@ class Centre:
 
     @property
     def hooked(self) -> bool:
-        """Whether the user has hooks on gradients inside the network (``tensors/hooks.py``)."""
+        """Whether the user has hooks on gradients inside the network (``tensors/graph.py``)."""
         return bool(self.hooks) or self.recorder.hooked
 
 

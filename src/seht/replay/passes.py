@@ -22,14 +22,7 @@ from seht.replay.witness import Witness, unrepeatable
 from seht.task import Directions, Probe, check_loss, report_unused, split
 from seht.tensors.deferred import Deferred
 from seht.tensors.gradients import Gradient, inner
-from seht.tensors.graph import (
-    first_uses,
-    leaves_of,
-    mark,
-    refuse_older,
-    survey,
-)
-from seht.tensors.hooks import muted
+from seht.tensors.graph import first_uses, leaves_of, mark, muted, refuse_older, survey
 from seht.tensors.memory import refuse_others
 from seht.tensors.trees import tensors
 

@@ -19,7 +19,7 @@ from seht.replay.checkpoints import checkpoints
 from seht.replay.replayer import extra_run
 from seht.strength.products import Vector, trainable, vector
 from seht.task import Closure, Task, check_loss, split
-from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.graph import hooks_of, muted
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 from seht.tensors.trees import is_batch

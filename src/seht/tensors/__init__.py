@@ -2,8 +2,8 @@
 
 - Tensors: ``trees`` (structures of them), ``memory`` (how they lie there, and on ranks),
   ``gradients`` (one for each leaf).
-- Graphs: ``graph`` (walks through them, and gradients handed out later), ``graph_need``,
-  ``deferred``, ``second_derivatives``, ``hooks``.
+- Graphs: ``graph`` (walks through them, and hooks in them), ``graph_need``, ``deferred``,
+  ``second_derivatives``.
 - The process: ``process`` (all that we change in it), ``random_state``, ``undo``.
 
 The lowest floor: anyone may import it, and it imports nothing of ours.

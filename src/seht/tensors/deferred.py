@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.tensors.gradients import dense
-from seht.tensors.graph import once, quiet
+from seht.tensors.gradients import dense, once
+from seht.tensors.graph import quiet
 from seht.tensors.undo import uninterrupted
 
 

@@ -309,7 +309,7 @@ def _set_hooks(tables: list[dict[int, Any]]) -> None:
 BACKWARD_HOOKS = Change(lambda: [dict(table) for table in GLOBAL_HOOKS], _set_hooks)
 """The user's own, on all modules, do nothing in passes that are not the loss's own.
 
-``hooks.py``, while a perturbed pass runs.
+``graph.py``, while a perturbed pass runs.
 """
 
 MODULE_CALLS = modules.register_module_forward_pre_hook

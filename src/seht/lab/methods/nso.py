@@ -12,8 +12,7 @@ from seht.lab.methods.base import Closure, Method, Run, at_least, not_negative
 from seht.lab.methods.trace import PenalisedLoss
 from seht.replay.buffers import BorrowedBuffers
 from seht.replay.weights import Weights
-from seht.tensors.gradients import Gradient, add, times
-from seht.tensors.graph import handed_out
+from seht.tensors.gradients import Gradient, add, handed_out, times
 from seht.tensors.random_state import RandomState
 
 

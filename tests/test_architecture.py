@@ -19,7 +19,7 @@ ORDER = (
     *("errors", "extras"),
     *("tensors", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
-    *("strength", "account", "functional", "course", "penalty"),
+    *("strength", "account", "course", "functional", "penalty"),
     *("check", "measure", "doctor", "integrations"),
     *("__init__", "commands", "lab", "cli", "__main__"),
 )

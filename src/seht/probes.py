@@ -153,6 +153,15 @@ def _check_tensors(tensors: dict[str, Tensor]) -> None:
 # --- seeds ------------------------------------------------------------------------------------
 
 
+def check_seed(seed: object) -> int:
+    """The seed itself, or the one torch was seeded with (which is read, not consumed)."""
+    if seed is None:
+        return torch.initial_seed()
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+    return seed
+
+
 def mix(*values: int) -> int:
     """One well-mixed 64-bit integer from several (splitmix64, chained)."""
     state = 0

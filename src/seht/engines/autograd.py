@@ -35,11 +35,11 @@ from seht.estimators import SehtS
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import alone
 from seht.replay.mode import Generators
 from seht.replay.replayer import extra_run
+from seht.replay.state import BorrowedBuffers
 from seht.replay.witness import unrepeatable
 from seht.task import (
     Directions,

@@ -20,12 +20,12 @@ from seht.operators.rules import KeepGraph
 from seht.persample.layers import LAYERS
 from seht.persample.memory import layouts
 from seht.persample.tracking import ExampleTracker
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.mode import Setting
 from seht.replay.plan import Plan
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import Recorder
+from seht.replay.state import BorrowedBuffers
 from seht.replay.witness import Witness
 from seht.task import check_loss, split
 from seht.tensors.graph import hooks_of, mark

@@ -27,6 +27,21 @@ _busy: dict[int, int] = {}
 """By identity of a weight: the thread whose step it is in."""
 
 
+_WANTED = {
+    "the closure": "that computes the loss: lambda: loss_fn(model(x), y)",
+    "loss_fn": "loss_fn(model, batch) that returns the mean loss",
+}
+
+
+def check_arguments(model: Any, function: Any, name: str = "the closure") -> None:
+    """Refuse a model that is no module and a function that cannot be called."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not callable(function):
+        given = type(function).__name__
+        raise TypeError(f"{name} must be callable, not {given}; pass a function {_WANTED[name]}")
+
+
 class Guarded:
     """The closure of a task. Refuses an optimiser's step, and gradients that it leaves in
     ``.grad``: each run would do it again, and in a plain step it is hardly meant either.

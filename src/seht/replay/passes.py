@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from seht.persample.signs import Signs
-from seht.replay.buffers import BorrowedBuffers, compiles
 from seht.replay.centre import Centre, Hidden
 from seht.replay.checkpoints import checkpoints
 from seht.replay.leaves import Leaves
 from seht.replay.plan import Plan
 from seht.replay.prefix import Prefix
 from seht.replay.replayer import Replayer, extra_run
-from seht.replay.weights import Weights
+from seht.replay.state import BorrowedBuffers, Weights, compiles
 from seht.replay.witness import Witness, unrepeatable
 from seht.task import Directions, Probe, check_loss, report_unused, split
 from seht.tensors.deferred import Deferred

@@ -21,10 +21,10 @@ from seht.operators.operator import IN_PLACE
 from seht.operators.rules import KeepGraph, Rule, first
 from seht.persample import recurrent
 from seht.persample.tracking import ExampleTracker
-from seht.replay.buffers import compiles
 from seht.replay.followed import Aliases, Intermediates
 from seht.replay.mode import PassMode, Setting, idle
 from seht.replay.prefix import Prefix
+from seht.replay.state import compiles
 from seht.replay.witness import Witness, name
 from seht.tensors.memory import Layout, layout_of, root_of, shares_memory, version
 from seht.tensors.process import ASKED

@@ -315,7 +315,7 @@ BACKWARD_HOOKS = Change(lambda: [dict(table) for table in GLOBAL_HOOKS], _set_ho
 MODULE_CALLS = modules.register_module_forward_pre_hook
 """Modules that the closure calls beside the model are met, and their buffers lent.
 
-``replay/buffers.py``, while a closure runs; removed by its handle.
+``replay/state.py``, while a closure runs; removed by its handle.
 """
 
 OPTIMIZER_STEPS = optimizers.register_optimizer_step_pre_hook

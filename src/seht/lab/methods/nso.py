@@ -10,8 +10,7 @@ from torch import Tensor
 from seht import probes as draw
 from seht.lab.methods.base import Closure, Method, Run, at_least, not_negative
 from seht.lab.methods.trace import PenalisedLoss
-from seht.replay.buffers import BorrowedBuffers
-from seht.replay.weights import Weights
+from seht.replay.state import BorrowedBuffers, Weights
 from seht.tensors.gradients import Gradient, add, handed_out, times
 from seht.tensors.random_state import RandomState
 

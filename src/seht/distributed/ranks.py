@@ -169,8 +169,7 @@ LOCAL = Ranks()
 """One process alone."""
 
 KINDS: list[type[Ranks]] = []
-"""The kinds of wrapper, listed in ``__init__.py``; the first that finds itself around a model has it.
-"""
+"""The kinds of wrapper, listed in ``__init__.py``; the first whose ``find`` recognises a model."""
 
 
 def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:

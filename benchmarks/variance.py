@@ -16,7 +16,7 @@ import torch
 from measuring.problems import Size, criterion
 from torch import nn
 
-from seht.guards import PenaltyWarning
+from seht.errors import PenaltyWarning
 from seht.lab.bench.accuracy import draw_moments
 from seht.lab.bench.cases import Problem
 from seht.lab.bench.rows import table

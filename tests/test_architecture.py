@@ -17,9 +17,9 @@ ROOT = Path(seht.__file__).parent
 
 ORDER = (
     *("errors", "extras"),
-    *("tensors", "guards", "probes", "estimators", "record", "task"),
+    *("tensors", "probes", "estimators", "record", "task"),
     *("operators", "persample", "precision", "curvature", "replay", "distributed", "engines"),
-    *("strength", "account", "functional", "course", "penalty"),
+    *("strength", "account", "course", "functional", "penalty"),
     *("check", "measure", "doctor", "integrations"),
     *("__init__", "commands", "lab", "cli", "__main__"),
 )
@@ -136,7 +136,7 @@ NOT_OURS = {
     "replay/replayer.py": "a copy of the same class",
     "strength/held_out.py": "a module's training mode",
     "tensors/deferred.py": "ctx of an autograd.Function",
-    "tensors/graph.py": "ctx of an autograd.Function",
+    "tensors/gradients.py": "ctx of an autograd.Function",
     "tensors/process.py": "the process itself, and what puts it back",
     "tensors/random_state.py": "a copy of the same class",
     "tensors/undo.py": "a weight's .grad",

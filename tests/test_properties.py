@@ -13,7 +13,7 @@ from torch import nn
 
 import seht
 from seht import probes
-from seht.functional import make_task
+from seht.course import make_task
 
 # Error of one probe's value, relative to the sum of |H|, and of its gradient; then the rounding
 # that remains where there is no curvature (of a value, of a gradient, without norms). Nearly

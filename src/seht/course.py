@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht import functional, probes
+from seht import probes
 from seht.account import Account
-from seht.distributed import Ranks, ranks_of
+from seht.distributed import Ranks, ranks_of, unwrapped
 from seht.engines import Engine
 from seht.estimators import Estimator
-from seht.replay.buffers import BorrowedBuffers
-from seht.replay.closures import Guarded, alone
+from seht.replay.closures import Guarded, alone, check_arguments
+from seht.replay.state import BorrowedBuffers
 from seht.strength.strength import Dose, Strength
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.random_state import RandomState
@@ -92,9 +92,9 @@ class Course:
     ) -> Step:
         """One call, inside :meth:`whole`."""
         model = self.settings.model
-        functional.check_arguments(model, closure)
+        check_arguments(model, closure)
         if on is not None:
-            functional.check_arguments(model, on)
+            check_arguments(model, on)
         if not torch.is_grad_enabled():
             with interruptible():
                 return Step(closure())
@@ -134,7 +134,7 @@ class Course:
         """The task of this call; ``None`` if no layer is drawn."""
         settings = self.settings
         self.seed = self.ranks.seed(self.seed, self.account.calls)
-        return functional.make_task(
+        return make_task(
             settings.model,
             closure,
             probes.choose(settings.model, settings.params),
@@ -214,7 +214,7 @@ class Course:
             raise ValueError(
                 f"this is no state of a HessianTrace: {', '.join(sorted(missing))} missing"
             )
-        seed = functional.check_seed(state["seed"])
+        seed = probes.check_seed(state["seed"])
         account = Account(self.settings.on_nonfinite)
         account.load_state(state)
         # A weight that is given has nothing to remember.
@@ -234,3 +234,31 @@ class Course:
             self.strength.load_state(strength, ranks_of(self.settings.model, self.ranks))
         self.seed, self.account = seed, account
         self.ranks.reset(state.get("ranks"))
+
+
+def make_task(
+    model: nn.Module,
+    closure: Closure,
+    chosen: probes.Chosen,
+    estimator: Estimator,
+    seed: int,
+    **options: Any,
+) -> Task | None:
+    """Draw the layers; ``None`` if none is drawn."""
+    indices = estimator.layers(len(chosen.tensors), probes.layer_seed(seed))
+    if not indices:
+        return None
+    items = list(chosen.tensors.items())
+    weights = dict(items[i] for i in indices)
+    return Task(
+        unwrapped(model),
+        Guarded(model, closure),
+        weights,
+        tuple(indices),
+        chosen.named,
+        len(items),
+        estimator,
+        seed,
+        random=RandomState(model.parameters()),
+        **options,
+    )

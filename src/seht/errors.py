@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,16 +49,28 @@ class PenaltyWarning(UserWarning):
     """The penalty is probably not doing what its user wants: too weak, too strong, not in use."""
 
 
+def warn(message: str) -> None:
+    """Warn, pointing at the user's line: the first one outside this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "seht":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, PenaltyWarning, stacklevel=level)
+
+
+def nearest(given: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that was probably meant, if any."""
+    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def unknown(what: str, given: object, known: Iterable[object]) -> str:
     """The message for an unknown name: the nearest known one, and a list of all."""
     names = [str(name) for name in known]
-    near = difflib.get_close_matches(str(given), names, n=_NEAREST, cutoff=0.0)
-    close = near and difflib.SequenceMatcher(None, near[0], str(given)).ratio() >= 0.5
-    hint = f"; did you mean {near[0]!r}?" if close else ""
     listed = f"known: {', '.join(names)}"
     if len(listed) > _LONGEST:
+        near = difflib.get_close_matches(str(given), names, n=_NEAREST, cutoff=0.0)
         listed = f"the nearest of {len(names)}: {', '.join(near)}"
-    return f"unknown {what} {given!r}{hint} ({listed})"
+    return f"unknown {what} {given!r}{nearest(given, names)} ({listed})"
 
 
 def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from seht import estimators, probes
-from seht.distributed import ranks_of, unwrapped
+from seht.course import make_task
+from seht.distributed import ranks_of
 from seht.engines import Engine, engine_options, make_engine
 from seht.engines.autograd import refuse_per_sample
 from seht.errors import unknown
@@ -17,11 +18,10 @@ from seht.estimators import Estimator
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
-from seht.replay.closures import Guarded
+from seht.replay.closures import check_arguments
+from seht.replay.state import BorrowedBuffers
 from seht.task import Closure, Estimate, Task, check_loss, split
-from seht.tensors.random_state import RandomState
 from seht.tensors.second_derivatives import refuse_once, solid
 from seht.tensors.undo import deliver, uninterrupted
 
@@ -170,21 +170,6 @@ def exact_trace(model: nn.Module, closure: Closure, *, params: probes.ParamSpec 
     return total.to(loss.dtype)
 
 
-_WANTED = {
-    "the closure": "that computes the loss: lambda: loss_fn(model(x), y)",
-    "loss_fn": "loss_fn(model, batch) that returns the mean loss",
-}
-
-
-def check_arguments(model: Any, function: Any, name: str = "the closure") -> None:
-    """Refuse a model that is no module and a function that cannot be called."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if not callable(function):
-        given = type(function).__name__
-        raise TypeError(f"{name} must be callable, not {given}; pass a function {_WANTED[name]}")
-
-
 def check_curvature(curvature: str) -> None:
     """Refuse an unknown curvature."""
     if curvature not in CURVATURES:
@@ -195,43 +180,6 @@ def check_pair(engine: Engine, estimator: Estimator) -> None:
     """Refuse an estimator that the engine cannot serve, before the first step."""
     if engine.name == "autograd":
         refuse_per_sample(estimator)
-
-
-def make_task(
-    model: nn.Module,
-    closure: Closure,
-    chosen: probes.Chosen,
-    estimator: Estimator,
-    seed: int,
-    **options: Any,
-) -> Task | None:
-    """Draw the layers; ``None`` if none is drawn."""
-    indices = estimator.layers(len(chosen.tensors), probes.layer_seed(seed))
-    if not indices:
-        return None
-    items = list(chosen.tensors.items())
-    weights = dict(items[i] for i in indices)
-    return Task(
-        unwrapped(model),
-        Guarded(model, closure),
-        weights,
-        tuple(indices),
-        chosen.named,
-        len(items),
-        estimator,
-        seed,
-        random=RandomState(model.parameters()),
-        **options,
-    )
-
-
-def check_seed(seed: object) -> int:
-    """The seed itself, or the one torch was seeded with (which is read, not consumed)."""
-    if seed is None:
-        return torch.initial_seed()
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
-    return seed
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -261,7 +209,7 @@ def _prepare(
         closure,
         probes.choose(model, params),
         estimator_object,
-        check_seed(seed),
+        probes.check_seed(seed),
         curvature=curvature,
         boundary=boundary,
         differentiable=torch.is_grad_enabled(),

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from seht import estimators, functional, probes
+from seht.account import Guard
 from seht.course import Course, PenaltySettings
 from seht.curvature.boundary import check_boundary
 from seht.engines import engine_options, make_engine
-from seht.errors import check_count, check_positive, unknown
+from seht.errors import check_count, check_positive, unknown, warn
 from seht.estimators import Estimator
-from seht.guards import Guard, warn
 from seht.record import StepRecord
+from seht.replay.closures import check_arguments
 from seht.strength.arguments import filled_in, make_weight
 from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule
@@ -135,7 +136,7 @@ class HessianTrace:
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        functional.check_arguments(model, lambda: None)
+        check_arguments(model, lambda: None)
         if isinstance(weight, HessianTrace):
             raise TypeError("weight is a penalty; give what it found: weight=penalty.path")
         weight, curvature = filled_in(weight, curvature)
@@ -157,7 +158,7 @@ class HessianTrace:
             way, schedule, held_out=held_out, optimizer=optimizer, accumulate=accumulate
         )
         self._length_given = total_steps is not None
-        seed = functional.check_seed(seed)
+        seed = probes.check_seed(seed)
         worker = make_engine(engine, of_engine)
         functional.check_pair(worker, probed)
         settings = PenaltySettings(

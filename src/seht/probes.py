@@ -7,7 +7,6 @@ the model. Signs are int8, a quarter of a float32 copy of the weights.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -17,7 +16,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from seht.tensors.shared_memory import refuse_shared
+from seht.errors import nearest
+from seht.tensors.memory import refuse_shared
 
 ParamSpec = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 
@@ -107,10 +107,8 @@ def _match(
     else:
         hits = {aliases[n] for n in aliases if fnmatch.fnmatchcase(n, wanted)}
     if not hits:
-        near = difflib.get_close_matches(wanted, aliases, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"params: no parameter of the model matches {pattern!r}{hint} "
+            f"params: no parameter of the model matches {pattern!r}{nearest(wanted, aliases)} "
             "(model.named_parameters() lists the names)"
         )
     if not hits & trainable.keys():
@@ -153,6 +151,15 @@ def _check_tensors(tensors: dict[str, Tensor]) -> None:
 
 
 # --- seeds ------------------------------------------------------------------------------------
+
+
+def check_seed(seed: object) -> int:
+    """The seed itself, or the one torch was seeded with (which is read, not consumed)."""
+    if seed is None:
+        return torch.initial_seed()
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+    return seed
 
 
 def mix(*values: int) -> int:

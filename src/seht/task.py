@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from seht import probes as draw
 from seht.estimators import Estimator, SehtS
-from seht.tensors.layouts import is_dtensor, own_part
+from seht.tensors.memory import is_dtensor, own_part
 
 Closure = Callable[[], Any]
 """Computes the loss: a scalar, or ``(scalar, aux)``."""

@@ -215,7 +215,7 @@ def test_a_hidden_state_is_a_part_of_the_network(engine):
     z = states(*values).detach()
     total = lambda z: sum(ce(part, y) for part in z)
     h = torch.autograd.functional.hessian(total, z).view(z.numel(), z.numel())
-    task = seht.functional.make_task(model, closure, seht.probes.choose(model), seht.SehtH(), 7)
+    task = seht.course.make_task(model, closure, seht.probes.choose(model), seht.SehtH(), 7)
     (sigma,) = task.probes()
     along = sum(
         (j.reshape(z.numel(), -1) @ sigma[n].double().flatten())

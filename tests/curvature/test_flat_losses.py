@@ -81,7 +81,7 @@ def test_the_same_under_a_curve_is_not_refused(engine, name):
         )
     weights = [model[0].weight, model[2].weight]
     probe = next(
-        seht.functional.make_task(
+        seht.course.make_task(
             model, lambda: None, seht.probes.choose(model), seht.SehtH(), 1
         ).probes()
     ).values()

@@ -13,7 +13,7 @@ from filelock import FileLock
 from torch import nn
 
 import seht
-from seht.replay.buffers import compiles
+from seht.replay.state import compiles
 
 HERE = Path(__file__).parent
 FAST = ddp_checks.FAST

@@ -54,7 +54,7 @@ class QuietRanks(Ranks):
 @pytest.mark.parametrize("form", FORMS)
 def test_another_wrapper(monkeypatch, form):
     """One file, one line in a list: the rest of the house asks what it says."""
-    monkeypatch.setattr(distributed, "KINDS", [*distributed.KINDS, QuietRanks])
+    monkeypatch.setattr(distributed.ranks, "KINDS", [*distributed.KINDS, QuietRanks])
     bare, model = mlp(), Quiet(mlp())
     penalty = seht.HessianTrace(model, weight=WEIGHT, seed=3)
     ranks = penalty._course.ranks

@@ -152,7 +152,7 @@ class TestClosures:
             return seht.hessian_trace(model, closure, engine=engine, seed=seed, **options).item()
 
         three = at(9, probes=3)
-        task = seht.functional.make_task(
+        task = seht.course.make_task(
             model, closure, seht.probes.choose(model), seht.SehtH(probes=3), 9
         )
         weights = list(task.weights.values())

@@ -12,7 +12,7 @@ from reference import gradient, relative
 from torch import Tensor, nn
 
 import seht
-from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.memory import laid_out, layout_of
 
 # --- every replayed result lies in memory as the centre's --------------------------------------
 

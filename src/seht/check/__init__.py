@@ -2,7 +2,7 @@
 
 `trust` has :func:`seht.check`, `sandbox` a private copy of the model, `tape`, `truth` and `outputs`
 the reference (which uses nothing of the engines), `judge` the verdict, `blame` the search for the
-module at fault, and `report` the result.
+module at fault, and `report` the result. For the doctor, the commands and users.
 """
 
 from seht.check.report import CheckReport

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seht.check.sandbox import Sandbox, copied, ordinary
 from seht.probes import clean_name
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.state import BorrowedBuffers
 from seht.tensors.trees import mapped, tensors
 
 

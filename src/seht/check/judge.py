@@ -79,9 +79,13 @@ class Adapting:
         self.name, self._need = name, need
         self._engines: dict[int, Engine] = {}
 
+    def engine(self, box: Sandbox) -> Engine:
+        """The one for this copy."""
+        return self._engines.setdefault(id(box), make_engine(self.name))
+
     def step(self, box: Sandbox, seed: int) -> tuple[Any, list[Any]]:
         """One training step: the estimate, and the gradient of loss + trace in one backward."""
-        engine = self._engines.setdefault(id(box), make_engine(self.name))
+        engine = self.engine(box)
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the report says it
             estimate = engine.estimate(replace(box.task(seed), weight=1.0), watch=True)
@@ -90,10 +94,6 @@ class Adapting:
             if estimate.learn is not None:
                 estimate.learn()
         return estimate, list(parts)
-
-    def kappa(self, box: Sandbox) -> float | None:
-        """The relative step that it has reached."""
-        return getattr(getattr(self._engines[id(box)], "steps", None), "kappa", None)
 
     def ask(self, box: Sandbox, truth: Truth) -> Answer:
         """The engine's error on the truth's task, with the loss's own gradient subtracted.
@@ -186,7 +186,7 @@ def _in_own_precision(
         kappas: list[float] = []
         for k in range(_STEPS):
             engine.step(own, mix(own.seed, k, 7))
-            if (kappa := engine.kappa(own)) is not None:
+            if (kappa := engine.engine(own).kappa) is not None:
                 kappas.append(kappa)
         errors = [engine.ask(own, truth).error for truth in truths]
     except Exception as error:

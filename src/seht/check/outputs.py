@@ -28,7 +28,7 @@ from seht.check.sandbox import Gradient, Sandbox, ordinary
 from seht.check.tape import Tape
 from seht.curvature.head import find_head, find_module, returns_loss
 from seht.curvature.softmax import log_softmax_dim
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.state import BorrowedBuffers
 from seht.task import check_loss, split
 from seht.tensors.process import BOUNDARY
 from seht.tensors.trees import mapped

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seht import functional, probes
+from seht import probes
 from seht.check.tape import Tape
+from seht.course import make_task
 from seht.estimators import Estimator, SehtH
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.state import BorrowedBuffers
 from seht.task import Task, check_loss, split
 from seht.tensors.random_state import seed_cpu
 from seht.tensors.trees import mapped
@@ -108,7 +109,7 @@ class Sandbox:
         """The task of one estimate, with this seed or the next one that draws a layer."""
         form = self.form
         for k in range(_DRAWS):
-            task = functional.make_task(
+            task = make_task(
                 self.model,
                 self.closure,
                 self.chosen,

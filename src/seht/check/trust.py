@@ -27,7 +27,8 @@ from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
 from seht.errors import check_count
 from seht.estimators import Estimator
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.closures import check_arguments
+from seht.replay.state import BorrowedBuffers
 from seht.task import check_loss, split
 from seht.tensors.random_state import own_randomness
 
@@ -103,7 +104,7 @@ def check(
             tried. One direction is always measured; the report says how many were.
         options: the estimator's own.
     """
-    functional.check_arguments(model, loss_fn, "loss_fn")
+    check_arguments(model, loss_fn, "loss_fn")
     if isinstance(batch, DataLoader):
         raise TypeError("batch must be one batch, not a DataLoader; give next(iter(loader))")
     check_count("directions", directions)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from seht.errors import UsageError
+from seht.errors import UsageError, nearest
 
 
 def call_target(target: str) -> Any:
@@ -78,7 +78,7 @@ def find_target(target: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise UsageError(
-                f"module {name!r} has no function {attribute!r}{_similar(found, part)}"
+                f"module {name!r} has no function {attribute!r}{nearest(part, dir(found))}"
             )
         found = getattr(found, part)
     if not callable(found):
@@ -93,13 +93,6 @@ def _where(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text} ({frame.filename}, line {frame.lineno})"
-
-
-def _similar(owner: Any, name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, dir(owner), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def describe(value: Any) -> str:

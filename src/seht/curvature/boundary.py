@@ -28,8 +28,8 @@ from seht.precision.half_weights import HALVES
 from seht.task import Task
 from seht.tensors.graph import node_of, walk
 from seht.tensors.graph_need import Dropped
+from seht.tensors.memory import shares_memory
 from seht.tensors.process import BOUNDARY
-from seht.tensors.shared_memory import shares_memory
 from seht.tensors.trees import mapped
 
 

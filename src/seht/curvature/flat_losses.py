@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.guards import warn
+from seht.errors import warn
 from seht.tensors.graph import node_of, walk
 from seht.tensors.second_derivatives import is_real_sign
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from seht.curvature.cross_entropy import CrossEntropy, at_hand, stretches
 from seht.curvature.head_loop import HeadGradient, KeptRows
 from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.operators.rules import first
-from seht.tensors.graph import once
+from seht.tensors.gradients import once
 
 _ARGUMENTS = inspect.signature(F.cross_entropy)
 
@@ -126,19 +126,13 @@ class RowLosses:
         return CrossEntropy(0, -1, self.rows, share, ((labels.unsqueeze(1), -own),), (), even)
 
 
-class Closed(Protocol):
-    """Whether the closure has run to its end."""
-
-    closed: bool
-
-
 class HeadLosses(torch.autograd.Function):
     """The losses of a call's rows, and a number whose gradient stands for that of the trace."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        losses: Closed,
+        losses: Any,
         call: RowLosses,
         kept: KeptRows,
         logits: Tensor,
@@ -146,7 +140,7 @@ class HeadLosses(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Each row's loss, and 0."""
+        """Each row's loss, and 0; ``losses`` knows whether the closure is over."""
         ctx.losses, ctx.call, ctx.kept = losses, call, kept
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from seht.curvature.rearrangement import Rows, follow
 from seht.operators.table import MOVEMENT, PICKS
-from seht.tensors.shared_memory import version
+from seht.tensors.memory import version
 from seht.tensors.trees import mapped
 
 _CONTENT = {"data", "_base", "T", "mT", "H", "mH", "real", "imag"}

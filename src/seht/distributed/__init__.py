@@ -8,31 +8,10 @@ penalty and what is above them.
 
 from __future__ import annotations
 
-from torch import nn
-
 from seht.distributed.ddp import DDPRanks
 from seht.distributed.fsdp import FSDPRanks
-from seht.distributed.ranks import LOCAL, Ranks, grouped
+from seht.distributed.ranks import KINDS, LOCAL, Ranks, ranks_of, unwrapped
 
 __all__ = ["KINDS", "LOCAL", "Ranks", "ranks_of", "unwrapped"]
 
-KINDS: list[type[Ranks]] = [FSDPRanks, DDPRanks]
-"""The kinds of wrapper; the first whose ``find`` recognises a model is used for it."""
-
-
-def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:
-    """The processes that train the model now; ``before`` is what the last call got."""
-    together = grouped()
-    for kind in KINDS:
-        found = kind.find(model, before) if together or not kind.in_group else None
-        if found is not None:
-            return found
-    return LOCAL
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers."""
-    wrappers = tuple(kind.wrapper for kind in KINDS if kind.wrapper is not None)
-    while isinstance(model, wrappers):
-        model = model.module  # type: ignore[assignment]
-    return model
+KINDS += [FSDPRanks, DDPRanks]

@@ -24,7 +24,8 @@ from seht.distributed.ranks import PenaltyCall, grouped
 from seht.replay.mode import _leave_alone
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure, split
-from seht.tensors.graph import Reached, leaves_of, walk
+from seht.tensors.gradients import Reached
+from seht.tensors.graph import leaves_of, walk
 from seht.tensors.process import DDP_FORWARD, DETOUR
 
 _PLAIN, _PENALISED, _LOCAL = range(3)

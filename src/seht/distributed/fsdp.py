@@ -25,7 +25,7 @@ from seht.replay.centre import record
 from seht.replay.passes import Passes
 from seht.replay.plan import Plan
 from seht.tensors.gradients import Gradient
-from seht.tensors.layouts import is_dtensor
+from seht.tensors.memory import is_dtensor
 
 
 class FSDPRanks(Ranks):

@@ -17,16 +17,15 @@ from torch import Tensor
 
 from seht.distributed.shards import Shards
 from seht.precision.policy import Precision
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.centre import Centre
 from seht.replay.leaves import Leaves
 from seht.replay.passes import Passes
 from seht.replay.plan import Plan
-from seht.replay.weights import Weights, step_size
+from seht.replay.state import BorrowedBuffers, Weights, step_size
 from seht.task import Directions
-from seht.tensors.gradients import Gradient, dense, real, stride_of
-from seht.tensors.graph import Take, handed_out, refuse_older
-from seht.tensors.layouts import is_dtensor, like, local, place
+from seht.tensors.gradients import Gradient, Take, dense, handed_out, real, stride_of
+from seht.tensors.graph import refuse_older
+from seht.tensors.memory import is_dtensor, like, local, place
 
 
 class ShardedWeights(Weights):

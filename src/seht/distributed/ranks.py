@@ -167,3 +167,24 @@ class Ranks:
 
 LOCAL = Ranks()
 """One process alone."""
+
+KINDS: list[type[Ranks]] = []
+"""The kinds of wrapper, listed in ``__init__.py``; the first whose ``find`` recognises a model."""
+
+
+def ranks_of(model: nn.Module, before: Ranks | None = None) -> Ranks:
+    """The processes that train the model now; ``before`` is what the last call got."""
+    together = grouped()
+    for kind in KINDS:
+        found = kind.find(model, before) if together or not kind.in_group else None
+        if found is not None:
+            return found
+    return LOCAL
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers."""
+    wrappers = tuple(kind.wrapper for kind in KINDS if kind.wrapper is not None)
+    while isinstance(model, wrappers):
+        model = model.module  # type: ignore[assignment]
+    return model

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seht.tensors.graph import quiet
-from seht.tensors.layouts import is_dtensor
+from seht.tensors.memory import is_dtensor
 
 _HIDDEN = ("unshard", "wait_for_unshard", "reshard")
 

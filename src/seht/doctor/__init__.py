@@ -2,7 +2,7 @@
 
 `examine` has :func:`seht.doctor`, `patient` the private copy that everything runs on. `curvatures`,
 `cost`, `shares` and `regime` answer one question each, `report` prints the answers, and `page` is
-the same in HTML.
+the same in HTML. For the command ``seht doctor`` and users.
 """
 
 from seht.doctor.examine import doctor

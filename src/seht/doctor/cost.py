@@ -8,12 +8,10 @@ PyTorch's profiler, allocation by allocation, on CUDA from its allocator.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +23,7 @@ from seht.doctor.patient import Patient
 from seht.measure.results import PlainResult
 from seht.penalty import HessianTrace
 from seht.task import split
+from seht.tensors.process import quiet_profiler
 
 _ROUNDS = 9
 _LEAST = 0.03
@@ -180,7 +179,7 @@ class _Clock:
 
 
 def _profiled(step: Step) -> float | None:
-    with _quiet_profiler():
+    with quiet_profiler():
         profile = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
@@ -195,17 +194,3 @@ def _profiled(step: Step) -> float | None:
         level += event.nbytes()
         highest = max(highest, level)
     return highest / MIB
-
-
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Kineto prints a line at each start and stop, unless it is told not to."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]
-        else:
-            os.environ["KINETO_LOG_LEVEL"] = before

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from seht import functional, probes
+from seht import probes
 from seht.check.sandbox import one_line
+from seht.course import make_task
 from seht.curvature.flat_losses import NoCurvature, NotTwice
 from seht.curvature.head import find_head, returns_loss
 from seht.doctor.patient import Patient
@@ -79,7 +80,7 @@ def gradients(
     patient: Patient, engine: Engine, curvature: str, boundary: str | None, batch: Any, seed: int
 ) -> tuple[float, Vector, Vector]:
     """The trace of one probe on one batch, and the gradients of the loss and of the trace."""
-    task = functional.make_task(
+    task = make_task(
         patient.model,
         patient.objective.closure(batch),
         probes.choose(patient.model),

@@ -13,10 +13,10 @@ from torch import nn
 from seht import probes
 from seht.check.sandbox import copied, copy_model, one_line
 from seht.distributed import ranks_of
-from seht.functional import check_arguments
 from seht.measure.data import Batches, cut, size_of
 from seht.measure.objective import LossFn, Objective
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.closures import check_arguments
+from seht.replay.state import BorrowedBuffers
 from seht.task import check_loss, split
 
 KEPT = 16

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from seht.distributed import LOCAL, Ranks
 from seht.engines.autograd import AutogradEngine
 from seht.engines.difference import DifferenceEngine
-from seht.engines.forward_only import replicates
+from seht.engines.forward_only import Replicates, replicates
 from seht.engines.products import Products, loss_in_logits
 from seht.errors import unknown
 from seht.task import Estimate, Task
@@ -27,6 +27,7 @@ __all__ = [
     "ENGINES",
     "Engine",
     "Products",
+    "Replicates",
     "engine_options",
     "loss_in_logits",
     "make_engine",
@@ -39,6 +40,10 @@ class Engine(Protocol):
 
     name: str
     precision: str
+
+    @property
+    def kappa(self) -> float | None:
+        """The relative step that differences are taken with; None without one, or not known yet."""
 
     def estimate(
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False

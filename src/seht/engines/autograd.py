@@ -35,11 +35,11 @@ from seht.estimators import SehtS
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import alone
 from seht.replay.mode import Generators
 from seht.replay.replayer import extra_run
+from seht.replay.state import BorrowedBuffers
 from seht.replay.witness import unrepeatable
 from seht.task import (
     Directions,
@@ -52,8 +52,7 @@ from seht.task import (
     report_unused,
     split,
 )
-from seht.tensors.graph import quiet
-from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.graph import hooks_of, muted, quiet
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState
 from seht.tensors.second_derivatives import refuse_once, solid
@@ -81,6 +80,7 @@ class AutogradEngine:
     """Exact to rounding for every operator with two more derivatives; some ten plain steps."""
 
     name = "autograd"
+    kappa = None
 
     def __init__(self, *, precision: str = "full") -> None:
         self.precision = check_precision(precision)

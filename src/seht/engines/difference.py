@@ -42,9 +42,8 @@ from seht.replay.leaves import refuse_lost
 from seht.replay.passes import Passes
 from seht.replay.plan import Logits, Plan
 from seht.task import Directions, Estimate, Task, check_loss, split
-from seht.tensors.gradients import Gradient, add, left_out, times
-from seht.tensors.graph import Stored
-from seht.tensors.hooks import hooks_of
+from seht.tensors.gradients import Gradient, Stored, add, left_out, times
+from seht.tensors.graph import hooks_of
 from seht.tensors.process import lasting_graphs, own_gradients
 from seht.tensors.undo import uninterrupted
 
@@ -161,6 +160,11 @@ class DifferenceEngine:
     def _learn(self, plan: StepPlan) -> float | None:
         self.steps, self.draws, error = plan.learn()
         return error
+
+    @property
+    def kappa(self) -> float | None:
+        """The relative step, as far as it has adapted."""
+        return self.steps.kappa
 
     def state(self) -> dict[str, Any]:
         """The adapted step, for ``state_dict``."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +66,12 @@ class Replicates:
     """The number of examples, where each had a probe of its own."""
     affine: bool = False
     """Whether the Hessian's trace was taken from the Gauss-Newton matrix, whose trace is equal."""
+
+    def table(self, names: Iterable[str] = ()) -> Tensor:
+        """In float64, a row for each: the trace, and the shares of the weights of these names."""
+        nothing = (0.0,) * len(self.traces)
+        columns = [self.traces, *(self.layers.get(name, nothing) for name in names)]
+        return torch.tensor(columns, dtype=torch.float64).T
 
 
 def replicates(

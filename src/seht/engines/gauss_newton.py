@@ -36,8 +36,8 @@ from seht.engines.looks import compared
 from seht.engines.step_plan import StepPlan
 from seht.replay.passes import Passes
 from seht.task import Directions, Estimate, check_loss, split
-from seht.tensors.gradients import Gradient, add, left_out, times
-from seht.tensors.graph import Stored, leaves_of
+from seht.tensors.gradients import Gradient, Stored, add, left_out, times
+from seht.tensors.graph import leaves_of
 
 
 def gauss_newton(

@@ -28,8 +28,8 @@ from seht.estimators import SehtH
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.probes import Chosen
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.plan import Plan
+from seht.replay.state import BorrowedBuffers
 from seht.task import Closure, Task, check_loss, refuse_parallel, refuse_scripted, split
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import coarser, survey

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from seht.engines.looks import Look
-from seht.guards import warn
+from seht.errors import warn
 
 START = {
     ("hessian", torch.float64): 1e-4,

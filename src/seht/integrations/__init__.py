@@ -3,7 +3,8 @@
 The penalty itself works in any framework, because it is one scalar and one backward pass. ``import
 seht`` imports nothing of this; :mod:`seht.integrations.lightning` and
 :mod:`seht.integrations.huggingface` import their framework. A plain loop, Fabric and Accelerate
-need only :func:`log_values`, and :func:`training` around the loop.
+need only :func:`log_values`, and :func:`training` around the loop. Nothing else of ours imports
+from here.
 """
 
 from __future__ import annotations

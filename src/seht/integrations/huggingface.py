@@ -19,7 +19,7 @@ need("huggingface", "seht.integrations.huggingface")
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from seht.guards import warn
+from seht.errors import warn
 from seht.integrations import log_values
 from seht.integrations.length import check_accumulation, counted
 from seht.penalty import HessianTrace

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from seht.errors import check_count, check_positive
-from seht.guards import warn
+from seht.errors import check_count, check_positive, warn
 from seht.penalty import HessianTrace
 from seht.strength.held_out import length_of
 

@@ -2,6 +2,11 @@
 
 Every function takes ``(model, loss_fn, data)``, ``loss_fn(model, batch)`` being the mean loss of a
 batch, returns a frozen record that carries its error, and leaves the model as it was.
+
+A file for each function has its name. What they share: ``objective`` (the loss over the data as a
+function of the weights), ``data``, ``keep`` (nothing is changed), ``results``, ``stats``,
+``progress``, ``numbers``; ``probing`` and ``krylov`` do the work of traces and spectra. ``survey``
+and ``page/`` are for ``seht measure``. Users, the doctor, the commands and the lab may import it.
 """
 
 from seht.errors import MissingExtraError

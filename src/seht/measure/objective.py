@@ -15,12 +15,12 @@ from seht import probes
 from seht.distributed import ranks_of
 from seht.engines import Products
 from seht.errors import NonFiniteError
-from seht.functional import check_arguments, check_curvature, check_seed
+from seht.functional import check_curvature
 from seht.measure.data import Batches, cut
 from seht.measure.keep import untouched
 from seht.measure.progress import Report, Reporter
-from seht.replay.buffers import BorrowedBuffers
-from seht.replay.weights import Weights, norm
+from seht.replay.closures import check_arguments
+from seht.replay.state import BorrowedBuffers, Weights, norm
 from seht.task import check_loss, split
 from seht.tensors.random_state import own_randomness
 from seht.tensors.undo import uninterrupted
@@ -304,7 +304,7 @@ def measuring(
 
     Data that can be read only once is kept if it is to be read ``again``.
     """
-    check_seed(seed)
+    probes.check_seed(seed)
     reporter = Reporter(progress, what)
     objective = make_objective(model, loss_fn, params, curvature, boundary)
     axis = 0 if batch_dim is None else batch_dim

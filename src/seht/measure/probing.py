@@ -14,34 +14,17 @@ way into the loss: on a GPT at its start that took the error from 45 % to 0.05 %
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from seht.engines import replicates
+from seht.engines import Replicates, replicates
 from seht.errors import ExampleError
 from seht.estimators import SehtH, SehtS
 from seht.measure.objective import Objective
 from seht.persample.memory import Memory
 from seht.tensors.trees import mapped
-
-
-@dataclass(frozen=True)
-class BatchTraces:
-    """The replicates of one micro-batch."""
-
-    values: Tensor
-    """float64, ``(replicates, 1 + layers)``: the trace, then each layer's share (if asked for)."""
-    loss: float
-    examples: int | None
-    """As the per-sample probes count them."""
-    unused: tuple[str, ...]
-    shared: tuple[str, ...]
-    """Tensors that had one direction for all examples."""
-    affine: bool
-    """Whether the Hessian's trace was taken from the Gauss-Newton matrix, whose trace is equal."""
 
 
 class Probing:
@@ -73,7 +56,7 @@ class Probing:
         """Whether examples share their probe."""
         return isinstance(self._estimator, SehtH)
 
-    def __call__(self, batch: Any, count: int, probes: int, seed: int) -> BatchTraces:
+    def __call__(self, batch: Any, count: int, probes: int, seed: int) -> Replicates:
         """``probes`` independent replicates of the trace of a batch's loss."""
         if self._wide is None:
             self._wide = self._takes_wide(batch)
@@ -88,14 +71,14 @@ class Probing:
             self._estimator = SehtH()
             return self._ask(self._estimator, batch, probes, seed)
 
-    def step_error(self, near: BatchTraces, batch: Any, seed: int) -> float | None:
+    def step_error(self, near: Replicates, batch: Any, seed: int) -> float | None:
         """The relative error of a batch's first replicate, as twice the step shows it.
 
         The error grows like e^2 (one-sided, for the Gauss-Newton trace, like e, and vanishes in the
         mean): three times that of the smaller step lies between the two.
         """
-        value = float(near.values[0, 0])
-        far = float(self._ask(self._estimator, batch, 1, seed, 2.0).values[0, 0])
+        value = near.traces[0]
+        far = self._ask(self._estimator, batch, 1, seed, 2.0).traces[0]
         return abs(far - value) / 3 / abs(value) if value else None
 
     def _takes_wide(self, batch: Any) -> bool:
@@ -127,7 +110,7 @@ class Probing:
         probes: int,
         seed: int,
         stretch: float = 1.0,
-    ) -> BatchTraces:
+    ) -> Replicates:
         objective = self.objective
         found = replicates(
             objective.model,
@@ -147,12 +130,7 @@ class Probing:
                 "the loss depends on none of the chosen parameters; loss_fn must compute it with "
                 "the model it is given"
             )
-        columns = [found.traces]
-        if self.per_layer:
-            nothing = (0.0,) * probes
-            columns += [found.layers.get(name, nothing) for name in objective.chosen.tensors]
-        values = torch.tensor(columns, dtype=torch.float64).T
-        return BatchTraces(values, found.loss, found.n, found.unused, found.shared, found.affine)
+        return found
 
 
 _WIDEST = 1 << 22

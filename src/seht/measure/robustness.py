@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
-from seht.guards import warn
+from seht.errors import check_count, check_positive, warn
 from seht.measure.data import kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error

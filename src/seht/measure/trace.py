@@ -17,10 +17,11 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
+from seht.engines import Replicates
 from seht.errors import check_count, check_positive, unknown
 from seht.measure.data import MICRO_BATCH
 from seht.measure.objective import CurvatureOptions, LossFn, Measurement, measuring
-from seht.measure.probing import BatchTraces, Probing
+from seht.measure.probing import Probing
 from seht.measure.results import Layer, TraceResult
 from seht.measure.stats import Pooled, Visit, pool, sampling_error
 from seht.probes import mix
@@ -132,7 +133,7 @@ class Readings:
         self.visits: list[Visit] = []
         self.readings = self.probes = self.samples = 0
         self.loss = 0.0
-        self.first: BatchTraces | None = None
+        self.first: Replicates | None = None
         self.step_error: float | None = None
         self.reached: bool | None = None
         """Whether the tolerance was reached; ``None`` without one."""
@@ -145,15 +146,16 @@ class Readings:
             seed = mix(m.seed, 11, self.readings, place)
             part = self.probing(batch, count, probes, seed)
             self.objective.check_finite(part.loss, place)
-            if not part.values.isfinite().all():
+            values = part.table(self.objective.chosen.tensors if self.probing.per_layer else ())
+            if not values.isfinite().all():
                 self.objective.check_finite(math.nan, place)
             if self.first is None:
                 if self._cut_wrongly(part, count):
                     return self.read(probes)
                 self.first = part
                 self.step_error = self.probing.step_error(part, batch, seed)
-            count = part.examples or count
-            self.visits.append(Visit(self.readings, count, part.values))
+            count = part.n or count
+            self.visits.append(Visit(self.readings, count, values))
             samples, loss = samples + count, loss + count * part.loss
             if m.tell.on:
                 pooled = pool(self.visits)
@@ -176,9 +178,9 @@ class Readings:
             more = math.ceil(min(self.probes * (1.1 * share - 1), 2.0 * self.probes))
             self.read(max(2, min(more, _MOST_PROBES - self.probes)))
 
-    def _cut_wrongly(self, part: BatchTraces, count: int) -> bool:
+    def _cut_wrongly(self, part: Replicates, count: int) -> bool:
         """Whether a batch that we cut has coupled examples, or has them along another axis."""
-        if not self._ours or (part.examples in (None, count) and not self.probing.shared):
+        if not self._ours or (part.n in (None, count) and not self.probing.shared):
             return False
         self.measurement.uncut()
         self._ours = False

@@ -19,7 +19,7 @@ from seht.operators.axes.arithmetic import (
 from seht.operators.operator import Operator, each, first_alone, jointly
 from seht.operators.pieces import LINEAR, modulus
 from seht.operators.rules import refused
-from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.memory import laid_out, layout_of
 
 
 def _absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:

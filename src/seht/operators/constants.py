@@ -11,8 +11,8 @@ from seht.operators.axes.arithmetic import additive, elementwise
 from seht.operators.operator import Operator, jointly, named
 from seht.operators.orders import refuse_wrong
 from seht.operators.rules import KeepGraph, Mode, Recording, Rule, first, kept_or_run
-from seht.tensors.hooks import REGISTER, heard_anyway, unheard
-from seht.tensors.layouts import duplicate
+from seht.tensors.graph import REGISTER, heard_anyway, unheard
+from seht.tensors.memory import duplicate
 from seht.tensors.trees import tensors
 
 

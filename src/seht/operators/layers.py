@@ -13,7 +13,7 @@ from seht.errors import KinkError
 from seht.operators.operator import Depends, Operator, each, jointly, named
 from seht.operators.random_draws import DRAWN
 from seht.operators.rules import Mode, Rule, first, refused
-from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.memory import laid_out, layout_of
 from seht.tensors.process import ATTENTION, without_cudnn
 
 

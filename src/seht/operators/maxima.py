@@ -14,7 +14,7 @@ from seht.operators.axes.arithmetic import spatial, within
 from seht.operators.operator import Operator, jointly, named
 from seht.operators.pieces import LINEAR, real_arguments, with_slopes
 from seht.operators.rules import Mode, Recording, Rule, first, opened, refused
-from seht.tensors.layouts import gathered
+from seht.tensors.memory import gathered
 
 
 def indexed(dim_at: int, *, default: int | None = -1) -> Rule:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seht.operators.axes.arithmetic import all_but_first, batch_normed, trailing, within
 from seht.operators.operator import Depends, Operator, argument_names, each
-from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.memory import laid_out, layout_of
 
 Formula = Callable[..., Tensor]
 """Takes an operator's arguments by name."""

@@ -13,7 +13,7 @@ from seht.errors import KinkError
 from seht.operators.bits import masked, pack
 from seht.operators.rules import Mode, Rule, first, write_back
 from seht.tensors.graph_need import kept_graph
-from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.memory import laid_out, layout_of
 
 # --- relu: the one that must be as fast as the operation itself ---------------------------------
 

@@ -18,7 +18,7 @@ from seht.operators.constants import CONSTANT
 from seht.operators.operator import Operator, jointly
 from seht.operators.pieces import LINEAR
 from seht.operators.rules import Mode, Rule, opened, refused
-from seht.tensors.layouts import laid_out, layout_of
+from seht.tensors.memory import laid_out, layout_of
 
 
 def _record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

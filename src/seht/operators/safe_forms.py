@@ -20,7 +20,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from seht.operators.table import SAFE
-from seht.tensors.hooks import REGISTER, heard_anyway, unheard
+from seht.tensors.graph import REGISTER, heard_anyway, unheard
 from seht.tensors.process import math_attention
 
 

@@ -9,5 +9,6 @@
 - A layer with each example's own weights: ``layers.py`` (the table), ``norm_layers.py``,
   ``recurrent.py``.
 
-The passes themselves are those of the difference engine (``replay/passes.py``).
+The passes themselves are those of the difference engine (``replay/passes.py``). For ``replay`` and
+what is above it.
 """

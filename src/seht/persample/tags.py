@@ -12,7 +12,7 @@ from seht.operators.axes.axes import Axis, Broken, Sum, Tag
 from seht.persample.errors import no_sum
 from seht.persample.memory import Layout
 from seht.persample.weights import ProbedWeights
-from seht.tensors.shared_memory import root_of
+from seht.tensors.memory import root_of
 from seht.tensors.trees import tensors
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seht.task import Task
-from seht.tensors.hooks import REGISTER
+from seht.tensors.graph import REGISTER
 
 HALVES = (torch.float16, torch.bfloat16)
 _TO_HALF = frozenset({torch.Tensor.half, torch.Tensor.bfloat16})

@@ -20,16 +20,15 @@ from seht.operators.rules import KeepGraph
 from seht.persample.layers import LAYERS
 from seht.persample.memory import layouts
 from seht.persample.tracking import ExampleTracker
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.mode import Setting
 from seht.replay.plan import Plan
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import Recorder
+from seht.replay.state import BorrowedBuffers
 from seht.replay.witness import Witness
 from seht.task import check_loss, split
-from seht.tensors.graph import mark
-from seht.tensors.hooks import hooks_of
+from seht.tensors.graph import hooks_of, mark
 from seht.tensors.random_state import RandomState
 
 Hidden = Callable[[], AbstractContextManager[Any]]
@@ -64,7 +63,7 @@ class Centre:
 
     @property
     def hooked(self) -> bool:
-        """Whether the user has hooks on gradients inside the network (``tensors/hooks.py``)."""
+        """Whether the user has hooks on gradients inside the network (``tensors/graph.py``)."""
         return bool(self.hooks) or self.recorder.hooked
 
 

@@ -19,12 +19,27 @@ from torch.optim import Optimizer
 
 from seht.replay.replayer import in_extra_run
 from seht.task import Closure
+from seht.tensors.memory import version
 from seht.tensors.process import INSIDE, OPTIMIZER_STEPS
-from seht.tensors.shared_memory import version
 
 _lock = threading.Lock()
 _busy: dict[int, int] = {}
 """By identity of a weight: the thread whose step it is in."""
+
+
+_WANTED = {
+    "the closure": "that computes the loss: lambda: loss_fn(model(x), y)",
+    "loss_fn": "loss_fn(model, batch) that returns the mean loss",
+}
+
+
+def check_arguments(model: Any, function: Any, name: str = "the closure") -> None:
+    """Refuse a model that is no module and a function that cannot be called."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not callable(function):
+        given = type(function).__name__
+        raise TypeError(f"{name} must be callable, not {given}; pass a function {_WANTED[name]}")
 
 
 class Guarded:

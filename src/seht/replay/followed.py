@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seht.errors import KinkError
 from seht.operators.rules import depends
-from seht.tensors.shared_memory import root_of, shares_memory
+from seht.tensors.memory import root_of, shares_memory
 from seht.tensors.trees import tensors
 
 _NO_WRITES = frozenset(

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from seht.precision.policy import Precision
 from seht.replay.witness import unrepeatable
-from seht.tensors.gradients import Gradient, dense, sketch, times
-from seht.tensors.graph import Take, first_uses, handed_out, handing_over, quiet
+from seht.tensors.gradients import Gradient, Take, dense, handed_out, handing_over, sketch, times
+from seht.tensors.graph import first_uses, quiet
 from seht.tensors.trees import StandIns
 
 

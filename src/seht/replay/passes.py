@@ -10,27 +10,19 @@ import torch
 from torch import Tensor
 
 from seht.persample.signs import Signs
-from seht.replay.buffers import BorrowedBuffers, compiles
 from seht.replay.centre import Centre, Hidden
 from seht.replay.checkpoints import checkpoints
 from seht.replay.leaves import Leaves
 from seht.replay.plan import Plan
 from seht.replay.prefix import Prefix
 from seht.replay.replayer import Replayer, extra_run
-from seht.replay.weights import Weights
+from seht.replay.state import BorrowedBuffers, Weights, compiles
 from seht.replay.witness import Witness, unrepeatable
 from seht.task import Directions, Probe, check_loss, report_unused, split
 from seht.tensors.deferred import Deferred
 from seht.tensors.gradients import Gradient, inner
-from seht.tensors.graph import (
-    first_uses,
-    leaves_of,
-    mark,
-    refuse_older,
-    survey,
-)
-from seht.tensors.hooks import muted
-from seht.tensors.shared_memory import refuse_others
+from seht.tensors.graph import first_uses, leaves_of, mark, muted, refuse_older, survey
+from seht.tensors.memory import refuse_others
 from seht.tensors.trees import tensors
 
 

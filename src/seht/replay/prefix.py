@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from seht.operators.operator import IN_PLACE
-from seht.tensors.shared_memory import root_of, version
+from seht.tensors.memory import root_of, version
 from seht.tensors.trees import StandIns, copies, stand_in, tensors
 
 

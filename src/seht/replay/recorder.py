@@ -21,14 +21,13 @@ from seht.operators.operator import IN_PLACE
 from seht.operators.rules import KeepGraph, Rule, first
 from seht.persample import recurrent
 from seht.persample.tracking import ExampleTracker
-from seht.replay.buffers import compiles
 from seht.replay.followed import Aliases, Intermediates
 from seht.replay.mode import PassMode, Setting, idle
 from seht.replay.prefix import Prefix
+from seht.replay.state import compiles
 from seht.replay.witness import Witness, name
-from seht.tensors.layouts import Layout, layout_of
+from seht.tensors.memory import Layout, layout_of, root_of, shares_memory, version
 from seht.tensors.process import ASKED
-from seht.tensors.shared_memory import root_of, shares_memory, version
 from seht.tensors.trees import copies, tensors
 
 SWITCH = torch._C._set_grad_enabled

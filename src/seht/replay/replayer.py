@@ -16,7 +16,7 @@ from seht.replay.mode import Generators, PassMode, idle
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import ASSIGN, SWITCH, Recorder
 from seht.replay.witness import Witness, name, unrepeatable
-from seht.tensors.layouts import Layout, laid_out
+from seht.tensors.memory import Layout, laid_out
 from seht.tensors.process import ASKED, REPLAYING
 from seht.tensors.trees import StandIns, alike, copies, tensors
 

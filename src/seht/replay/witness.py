@@ -24,8 +24,7 @@ from seht.errors import UnrepeatableError
 from seht.operators.operator import IN_PLACE
 from seht.operators.rules import depends
 from seht.operators.table import RANDOM
-from seht.tensors.layouts import layout_of
-from seht.tensors.shared_memory import root_of, version
+from seht.tensors.memory import layout_of, root_of, version
 from seht.tensors.trees import tensors
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})

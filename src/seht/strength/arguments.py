@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seht.guards import warn
+from seht.errors import warn
 from seht.strength.path import WeightPath
 from seht.strength.share_weight import SHARE, ShareWeight
 from seht.strength.tuned_weight import TunedWeight

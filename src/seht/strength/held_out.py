@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from seht.distributed import Ranks
 from seht.precision.policy import Casts, prepared
 from seht.probes import mix
-from seht.replay.buffers import BorrowedBuffers
 from seht.replay.checkpoints import checkpoints
 from seht.replay.replayer import extra_run
+from seht.replay.state import BorrowedBuffers
 from seht.strength.products import Vector, trainable, vector
 from seht.task import Closure, Task, check_loss, split
-from seht.tensors.hooks import hooks_of, muted
+from seht.tensors.graph import hooks_of, muted
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState, seed_cpu
 from seht.tensors.trees import is_batch

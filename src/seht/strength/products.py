@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seht.distributed import Ranks
 from seht.tensors.graph import quiet
-from seht.tensors.layouts import local
+from seht.tensors.memory import local
 from seht.tensors.process import own_gradients
 
 Vector = dict[str, Tensor]

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seht.errors import check_count
-from seht.guards import warn
+from seht.errors import check_count, warn
 
 _RARE = 4
 """With fewer penalised steps than one in four, each that much stronger, the gain was lost."""

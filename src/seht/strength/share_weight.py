@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from seht.errors import NonFiniteError, check_positive
-from seht.guards import warn
+from seht.errors import NonFiniteError, check_positive, warn
 from seht.strength.products import LOSS, TRACE, Seen, Vector, mean
 from seht.strength.schedule import Schedule
 from seht.strength.weight import Calm, Weight

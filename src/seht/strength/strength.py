@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from seht.distributed import Ranks
-from seht.guards import warn
+from seht.errors import warn
 from seht.strength import held_out as held
 from seht.strength.arguments import OpenWeight
 from seht.strength.products import (

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from seht.errors import NonFiniteError
-from seht.guards import warn
+from seht.errors import NonFiniteError, warn
 from seht.strength.gap import Gap
 from seht.strength.path import WeightPath
 from seht.strength.phase import Phase

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from seht.guards import warn
+from seht.errors import warn
 from seht.strength.path import WeightPath
 from seht.strength.products import Seen
 from seht.strength.schedule import Schedule, check_weight

@@ -10,30 +10,14 @@ of the centre, differentiates it as the perturbed passes were, and scales the re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seht.tensors.gradients import dense
-from seht.tensors.graph import once, quiet
+from seht.tensors.gradients import dense, once
+from seht.tensors.graph import quiet
 from seht.tensors.undo import uninterrupted
-
-
-class Precise(Protocol):
-    """How the perturbed passes were differentiated (``precision/policy.py``)."""
-
-    @property
-    def scale(self) -> float:
-        """The factor of gradients while they are computed."""
-
-    @property
-    def hooked(self) -> bool:
-        """Whether the user's hooks see the gradients."""
-
-    def backward(self) -> AbstractContextManager[None]:
-        """The context for a backward pass."""
 
 
 class Deferred(torch.autograd.Function):
@@ -42,13 +26,16 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        precision: Precise,
+        precision: Any,
         keep: bool,
         roots: list[Tensor],
         leaves: list[Tensor],
         *targets: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Aliases of both; a root in half precision comes out in float32."""
+        """Aliases of both; a root in half precision comes out in float32.
+
+        ``precision`` is a :class:`seht.precision.policy.Precision`, that of the passes.
+        """
         ctx.precision, ctx.keep = precision, keep
         ctx.roots, ctx.leaves = roots, leaves
         ctx.set_materialize_grads(False)

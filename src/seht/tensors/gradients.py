@@ -1,8 +1,12 @@
-"""Arithmetic of whole gradients: one tensor for each leaf, None where the loss misses it."""
+"""Whole gradients, one tensor for each leaf and None where the loss misses it: their arithmetic,
+and how they are handed over part by part, or handed out later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,3 +75,122 @@ def stride_of(leaf: Tensor, most: int = 4096) -> int:
 def left_out(parts: Gradient, trace: Tensor) -> Gradient:
     """The parts of a penalty's gradient, zero where its trace is not finite."""
     return [None if g is None else torch.where(trace.isfinite(), g, 0.0) for g in parts]
+
+
+# --- handed over as they come, and handed out when they are wanted --------------------------------
+
+Take = Callable[[int, Tensor], None]
+_LARGE = 1 << 16  # numbers; for less, a call into Python costs more than the memory is worth
+
+
+@contextmanager
+def handing_over(targets: Sequence[Tensor], take: Take) -> Iterator[set[int]]:
+    """Give ``take`` the gradient of each large target as soon as a backward pass has it.
+
+    What the pass then returns in its place needs no memory, so that a whole gradient is never
+    held. Yields the places that were taken.
+    """
+    taken: set[int] = set()
+
+    def hook(place: int) -> Callable[[Tensor], Tensor | None]:
+        def hand_over(gradient: Tensor) -> Tensor | None:
+            if type(gradient) is not Tensor or gradient.layout != torch.strided:
+                return None  # sparse and foreign ones are returned as usual
+            with torch.no_grad():
+                take(place, gradient)
+            taken.add(place)
+            return gradient.new_zeros(()).expand_as(gradient)
+
+        return hand_over
+
+    hooks = [
+        target.register_hook(hook(place))
+        for place, target in enumerate(targets)
+        if target.numel() >= _LARGE
+    ]
+    try:
+        yield taken
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+class Stored(torch.autograd.Function):
+    """A value whose gradient is known already: handed out when the user differentiates it.
+
+    ``inputs[i]`` receives ``scales[i] * gradients[i]`` (``gradients[i]`` may be the number 1), or
+    nothing where that is ``None``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, gradients: list[Any], scales: list[float], *inputs: Tensor
+    ) -> Tensor:
+        """The value itself."""
+        ctx.gradients, ctx.scales = gradients, scales
+        return value.clone()
+
+    @staticmethod
+    def _parts(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+        scaled: dict[tuple[int, torch.dtype | None], Tensor] = {}  # most scales are one number
+        parts: list[Tensor | None] = []
+        for g, s in zip(ctx.gradients, ctx.scales, strict=True):
+            if g is None:
+                parts.append(None)
+                continue
+            dtype = g.dtype if isinstance(g, Tensor) else None
+            factor = scaled.get((id(s), dtype))
+            if factor is None:
+                factor = grad * s if dtype is None else (grad * s).to(dtype)
+                scaled[id(s), dtype] = factor
+            parts.append(g * factor if isinstance(g, Tensor) else factor)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The stored gradients, times what comes from above."""
+        with torch.no_grad():
+            parts = Stored._parts(ctx, grad)
+        if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
+            parts = once(parts)
+        return (None, None, None, *parts)
+
+
+class Reached(torch.autograd.Function):
+    """Stands for a graph with these leaves, and leaves them without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *leaves: Tensor) -> Tensor:
+        """Some tensor, whose value is not used."""
+        ctx.count = len(leaves)
+        return leaves[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Nothing."""
+        return (None,) * ctx.count
+
+
+def once(gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients that raise where they are differentiated again.
+
+    PyTorch's ``once_differentiable`` does so only where the gradient from above has a graph; a
+    plain ``backward(create_graph=True)`` would silently get the derivative of the centre's part.
+    """
+    given = [g.detach().requires_grad_() for g in gradients if g is not None]
+    raising = torch._C._functions.DelayedError(
+        "this result cannot be differentiated twice: its gradient is a difference of ordinary "
+        "gradients; use engine='autograd', whose results have all derivatives",
+        len(given),
+    )
+    out = raising(*given)
+    rest = iter((out,) if isinstance(out, Tensor) else out)
+    return [None if g is None else next(rest) for g in gradients]
+
+
+def handed_out(
+    value: Tensor, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]
+) -> Tensor:
+    """A scalar with this value and these gradients, without a graph behind it."""
+    result: Tensor = Stored.apply(value, list(gradients), [1.0] * len(leaves), *leaves)
+    return result

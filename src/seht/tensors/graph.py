@@ -1,14 +1,25 @@
-"""The graph behind a loss: its leaves, and gradients that are handed out later."""
+"""The graph behind a loss: its leaves, and backward hooks of the user's in it.
+
+A hook on a module or on a tensor inside the network may change the gradient, clip it or keep it.
+Our passes send other things through the network than the gradient of the loss (differences with a
+factor of millions, second derivatives), so that a hook must not meet them: where there is one, the
+penalty is taken from a pass of its own, in which no hook is registered. Hooks on parameters see the
+whole gradient, once (:func:`quiet`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from seht.tensors.process import BACKWARD_HOOKS, GLOBAL_HOOKS
 
 _LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -171,6 +182,9 @@ def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int
             )
 
 
+# --- hooks ----------------------------------------------------------------------------------------
+
+
 def quiet(leaves: Sequence[Tensor]) -> AbstractContextManager[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""
     hooked = [leaf for leaf in leaves if leaf._backward_hooks]
@@ -190,118 +204,70 @@ def _quiet(leaves: list[Tensor]) -> Iterator[None]:
             hooks.update(saved)
 
 
-Take = Callable[[int, Tensor], None]
-_LARGE = 1 << 16  # numbers; for less, a call into Python costs more than the memory is worth
+REGISTER = frozenset(
+    {
+        torch.Tensor.register_hook,
+        torch.Tensor.retain_grad,
+        torch.Tensor.register_post_accumulate_grad_hook,
+    }
+)
+"""Methods that a closure may call on a tensor to see its gradient."""
+
+
+_FRAMEWORKS = ("torch.distributed.", "torch.utils.", "lightning.fabric.", "lightning_fabric.")
+
+
+def heard_anyway(args: tuple[Any, ...]) -> bool:
+    """Whether a call of :data:`REGISTER` is not the user's: the hook belongs to PyTorch (FSDP
+    gathers weights in one) or a framework, changes nothing, and is wanted in every pass.
+    """
+    hook = args[1] if len(args) > 1 else None
+    made_by = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+    return made_by.startswith(_FRAMEWORKS)
+
+
+def unheard(*_: Any, **__: Any) -> RemovableHandle:
+    """Replaces :data:`REGISTER` where hooks must not run."""
+    return RemovableHandle(OrderedDict())
+
+
+def hooks_of(modules: Iterable[nn.Module]) -> list[dict[Any, Any]]:
+    """The backward hooks of these modules, and those of all modules, as far as there are any."""
+    found: list[dict[Any, Any]] = [
+        hooks
+        for module in modules
+        for hooks in (module._backward_hooks, module._backward_pre_hooks)
+        if hooks
+    ]
+    return found + [hooks for hooks in GLOBAL_HOOKS if hooks]
+
+
+def _nothing(*_: Any) -> None:
+    """A hook that is there and does nothing."""
+
+
+def muted(hooks: list[dict[Any, Any]]) -> AbstractContextManager[None]:
+    """These hooks do nothing in graphs that are made in the block.
+
+    They are replaced, not removed: a module with hooks runs a few operations more.
+    """
+    return _muted(hooks) if hooks else nullcontext()
 
 
 @contextmanager
-def handing_over(targets: Sequence[Tensor], take: Take) -> Iterator[set[int]]:
-    """Give ``take`` the gradient of each large target as soon as a backward pass has it.
-
-    What the pass then returns in its place needs no memory, so that a whole gradient is never
-    held. Yields the places that were taken.
-    """
-    taken: set[int] = set()
-
-    def hook(place: int) -> Callable[[Tensor], Tensor | None]:
-        def hand_over(gradient: Tensor) -> Tensor | None:
-            if type(gradient) is not Tensor or gradient.layout != torch.strided:
-                return None  # sparse and foreign ones are returned as usual
-            with torch.no_grad():
-                take(place, gradient)
-            taken.add(place)
-            return gradient.new_zeros(()).expand_as(gradient)
-
-        return hand_over
-
-    hooks = [
-        target.register_hook(hook(place))
-        for place, target in enumerate(targets)
-        if target.numel() >= _LARGE
-    ]
-    try:
-        yield taken
-    finally:
-        for handle in hooks:
-            handle.remove()
+def _muted(hooks: list[dict[Any, Any]]) -> Iterator[None]:
+    own = [part for part in hooks if all(part is not table for table in GLOBAL_HOOKS)]
+    saved = [dict(part) for part in own]
+    everywhere = len(own) < len(hooks)
+    with BACKWARD_HOOKS.on(lambda: _mute(GLOBAL_HOOKS)) if everywhere else nullcontext():
+        _mute(own)
+        try:
+            yield
+        finally:
+            for part, kept in zip(own, saved, strict=True):
+                part.update(kept)
 
 
-class Stored(torch.autograd.Function):
-    """A value whose gradient is known already: handed out when the user differentiates it.
-
-    ``inputs[i]`` receives ``scales[i] * gradients[i]`` (``gradients[i]`` may be the number 1), or
-    nothing where that is ``None``.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, gradients: list[Any], scales: list[float], *inputs: Tensor
-    ) -> Tensor:
-        """The value itself."""
-        ctx.gradients, ctx.scales = gradients, scales
-        return value.clone()
-
-    @staticmethod
-    def _parts(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-        scaled: dict[tuple[int, torch.dtype | None], Tensor] = {}  # most scales are one number
-        parts: list[Tensor | None] = []
-        for g, s in zip(ctx.gradients, ctx.scales, strict=True):
-            if g is None:
-                parts.append(None)
-                continue
-            dtype = g.dtype if isinstance(g, Tensor) else None
-            factor = scaled.get((id(s), dtype))
-            if factor is None:
-                factor = grad * s if dtype is None else (grad * s).to(dtype)
-                scaled[id(s), dtype] = factor
-            parts.append(g * factor if isinstance(g, Tensor) else factor)
-        return parts
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """The stored gradients, times what comes from above."""
-        with torch.no_grad():
-            parts = Stored._parts(ctx, grad)
-        if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
-            parts = once(parts)
-        return (None, None, None, *parts)
-
-
-class Reached(torch.autograd.Function):
-    """Stands for a graph with these leaves, and leaves them without a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, *leaves: Tensor) -> Tensor:
-        """Some tensor, whose value is not used."""
-        ctx.count = len(leaves)
-        return leaves[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """Nothing."""
-        return (None,) * ctx.count
-
-
-def once(gradients: list[Tensor | None]) -> list[Tensor | None]:
-    """Gradients that raise where they are differentiated again.
-
-    PyTorch's ``once_differentiable`` does so only where the gradient from above has a graph; a
-    plain ``backward(create_graph=True)`` would silently get the derivative of the centre's part.
-    """
-    given = [g.detach().requires_grad_() for g in gradients if g is not None]
-    raising = torch._C._functions.DelayedError(
-        "this result cannot be differentiated twice: its gradient is a difference of ordinary "
-        "gradients; use engine='autograd', whose results have all derivatives",
-        len(given),
-    )
-    out = raising(*given)
-    rest = iter((out,) if isinstance(out, Tensor) else out)
-    return [None if g is None else next(rest) for g in gradients]
-
-
-def handed_out(
-    value: Tensor, gradients: Sequence[Tensor | None], leaves: Sequence[Tensor]
-) -> Tensor:
-    """A scalar with this value and these gradients, without a graph behind it."""
-    result: Tensor = Stored.apply(value, list(gradients), [1.0] * len(leaves), *leaves)
-    return result
+def _mute(hooks: list[dict[Any, Any]]) -> None:
+    for part in hooks:
+        part.update(dict.fromkeys(part, _nothing))

@@ -9,6 +9,7 @@ managers for one thread are used around passes (``inference_mode``, ``enable_gra
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -269,6 +270,29 @@ def without_cudnn() -> AbstractContextManager[None]:
     return CUDNN.on(lambda: torch._C._set_cudnn_enabled(False))
 
 
+# --- the profiler ---------------------------------------------------------------------------------
+
+_KINETO = "KINETO_LOG_LEVEL"
+
+
+def _set_kineto(level: str | None) -> None:
+    os.environ.pop(_KINETO, None)
+    if level is not None:
+        os.environ[_KINETO] = level
+
+
+KINETO = Change(lambda: os.environ.get(_KINETO), _set_kineto)
+"""PyTorch's profiler prints no line at its start and stop.
+
+``doctor/cost.py``, while memory is measured.
+"""
+
+
+def quiet_profiler() -> AbstractContextManager[None]:
+    """Profiles are made without a word while the block runs."""
+    return KINETO.on(lambda: _set_kineto("99"))
+
+
 # --- hooks ----------------------------------------------------------------------------------------
 
 GLOBAL_HOOKS: list[dict[int, Any]] = [
@@ -285,13 +309,13 @@ def _set_hooks(tables: list[dict[int, Any]]) -> None:
 BACKWARD_HOOKS = Change(lambda: [dict(table) for table in GLOBAL_HOOKS], _set_hooks)
 """The user's own, on all modules, do nothing in passes that are not the loss's own.
 
-``hooks.py``, while a perturbed pass runs.
+``graph.py``, while a perturbed pass runs.
 """
 
 MODULE_CALLS = modules.register_module_forward_pre_hook
 """Modules that the closure calls beside the model are met, and their buffers lent.
 
-``replay/buffers.py``, while a closure runs; removed by its handle.
+``replay/state.py``, while a closure runs; removed by its handle.
 """
 
 OPTIMIZER_STEPS = optimizers.register_optimizer_step_pre_hook
@@ -311,6 +335,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "float32 products": PRODUCTS.read,
     "kernels of attention": ATTENTION.read,
     "cuDNN": CUDNN.read,
+    "the profiler's log": KINETO.read,
     "backward hooks on all modules": BACKWARD_HOOKS.read,
     "calls of all modules": lambda: dict(modules._global_forward_pre_hooks),
     "steps of all optimizers": lambda: dict(optimizers._global_optimizer_pre_hooks),

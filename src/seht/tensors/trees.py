@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.tensors.layouts import duplicate
+from seht.tensors.memory import duplicate
 
 StandIns = dict[int, tuple[Tensor, Tensor]]
 """By identity of a result: the result and the leaf that stands for it."""

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.tensors.graph import Stored, leaves_of, quiet
+from seht.tensors.gradients import Stored
+from seht.tensors.graph import leaves_of, quiet
 from seht.tensors.process import INTERRUPT, own_gradients
 
 _urgent: list[bool] = []

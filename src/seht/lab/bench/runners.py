@@ -18,14 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import seht
-from seht import functional, probes
+from seht import probes
+from seht.course import make_task
 from seht.curvature.boundary import Boundary
 from seht.engines import autograd
 from seht.estimators import Estimator
 from seht.lab.bench.cases import Problem
 from seht.lab.methods.fisher import fisher_trace
 from seht.operators.safe_forms import safe_ops
-from seht.replay.weights import Weights, norm
+from seht.replay.state import Weights, norm
 from seht.task import Closure, Task
 
 NEVER = 1 << 60
@@ -202,7 +203,7 @@ class Fused(Runner):
 
     def run(self) -> None:
         """The engine ``autograd`` without its safe operators."""
-        task = functional.make_task(
+        task = make_task(
             self.problem.model,
             self.problem.closure,
             probes.choose(self.problem.model),

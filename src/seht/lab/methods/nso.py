@@ -10,10 +10,8 @@ from torch import Tensor
 from seht import probes as draw
 from seht.lab.methods.base import Closure, Method, Run, at_least, not_negative
 from seht.lab.methods.trace import PenalisedLoss
-from seht.replay.buffers import BorrowedBuffers
-from seht.replay.weights import Weights
-from seht.tensors.gradients import Gradient, add, times
-from seht.tensors.graph import handed_out
+from seht.replay.state import BorrowedBuffers, Weights
+from seht.tensors.gradients import Gradient, add, handed_out, times
 from seht.tensors.random_state import RandomState
 
 

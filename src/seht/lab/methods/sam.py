@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from seht.lab.methods.base import Closure, Method, Run, not_negative
-from seht.replay.buffers import BorrowedBuffers
+from seht.replay.state import BorrowedBuffers
 
 
 class Sam(Method):

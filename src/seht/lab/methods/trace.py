@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from seht import HessianTrace
-from seht.errors import PenaltyWarning
+from seht.errors import warn
 from seht.estimators import ESTIMATORS, SehtS
-from seht.guards import warn
 from seht.lab.methods.base import Closure, Method, Option, Run, positive, share
 from seht.lab.methods.loss import StepClosure
 

@@ -10,7 +10,7 @@ from helpers import closure_of, every_engine, network
 from torch import nn
 
 import seht
-from seht.guards import Guard
+from seht.account import Guard
 
 WEIGHT = 1e-3
 

@@ -74,6 +74,37 @@ def test_the_answers_are_those_of_the_protocol():
     assert cells[5].startswith("no: −4.6")
 
 
+def test_a_share_that_was_searched_on_the_task_is_not_one_that_was_carried():
+    """Question 5 asks after the share of digits-noisy; a row of the same name may have its own."""
+    chosen = SEARCHED["rows"] | {"tr(G) share": "seht-h(share=2.0)"}
+    both = SEARCHED["runs"] | {"tr(G) share": runs(80, 82.5, 81, 83)}
+    first = SEARCHED | {"rows": chosen, "runs": both}
+    other = first | {"rows": chosen | {"tr(G) share": "seht-h(share=4.0)"}}
+    records = {"digits-noisy": record(search=first), "digits-noisy-20": record(search=other)}
+    records["digits-noisy-fitted"] = record(
+        search=other,
+        carried=stage({"tr(G) share carried": runs(75, 77.5, 76, 78)})
+        | {"rows": {"tr(G) share carried": "seht-h(share=2.0)"}},
+    )
+    lines = draw.verdicts(records).splitlines()[2:]
+    fifth = {line.split("|")[1].strip(): line.split("|")[8].strip() for line in lines}
+    assert fifth["`digits-noisy`"].startswith("yes: +10.1")
+    assert fifth["`digits-noisy-20`"] == ""
+    assert fifth["`digits-noisy-fitted`"].startswith("yes: +5.1")
+
+
+def test_a_row_that_was_not_trained_again_is_not_said_to_be_missing():
+    said = draw.missing({"digits-noisy": record(search=SEARCHED)}).splitlines()[0]
+    rows, again = said.split("; ")[:2]
+    assert "weight decay," not in rows.replace("on weight decay,", "") and "nso" in rows
+    assert again == "trained again: weight decay, sam, tr(G), tr(G) share, tr(G) tuned"
+
+
+def test_the_code_of_rows_that_a_record_has_forgotten_is_said():
+    text = draw.about(record(search=SEARCHED) | {"task": "cancer"})
+    assert "Code ed386a8, later 0000000;" in text
+
+
 @pytest.mark.parametrize(
     ("low", "high", "word"),
     [(-3, -0.5, "harm"), (-0.9, 2, "no harm"), (-2, 0.5, "undecided"), (1, 2, "no harm")],

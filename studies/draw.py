@@ -208,12 +208,14 @@ def verdicts(records: dict[str, dict[str, Any]]) -> str:
             continue
         base = against(rows, "weight decay")
         ours = next((k for k in ("tr(G)", "tr(G) share") if k in rows), None)
+        if ours is None:
+            continue
         rivals = [row for key, row in rows.items() if key not in OURS]
         best = max(rivals, key=lambda row: mean(row.values.values()).value)
         cells = [f"`{name}`", str(len(rows["weight decay"].runs)), _yes(base, ours)]
-        one = paired(rows[ours].values, best.values) if ours else None
+        one = paired(rows[ours].values, best.values)
         cells.append("" if one is None else f"{_positive(one)}: {interval(one)} ({best.key})")
-        cells.append(_harm(base[ours][0]) if ours else "")
+        cells.append(_harm(base[ours][0]))
         cells += [_close(rows, "tr(G) tuned", "tr(G)"), _close(again, "tr(G) tuned", "tr(G)")]
         # A share that was searched on the task itself does not answer whether one can be carried.
         carried = next((key for key, row in rows.items() if row.method == share), None)

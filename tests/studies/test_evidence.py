@@ -72,6 +72,8 @@ def test_the_answers_are_those_of_the_protocol():
     assert cells[3].startswith("yes: +6.2") and cells[3].endswith("(sam)")
     assert cells[4] == "no harm"
     assert cells[5].startswith("no: −4.6")
+    rivals = {key: dict(list(SEARCHED[key].items())[:2]) for key in ("rows", "runs")}
+    assert "price" not in draw.verdicts({"price": record(price=SEARCHED | rivals)})
 
 
 def test_a_share_that_was_searched_on_the_task_is_not_one_that_was_carried():

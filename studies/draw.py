@@ -56,6 +56,11 @@ class Row:
             for s, r in self.runs.items()
         }
 
+    @property
+    def gains(self) -> dict[int, float]:
+        """``values`` with a sign that makes more better."""
+        return {s: -value for s, value in self.values.items()} if self.text else self.values
+
     def mean(self, *keys: str) -> Mean | None:
         """Of another figure, over the runs that ended."""
         found = []
@@ -95,9 +100,12 @@ def plain_steps(row: Row, rows: dict[str, Row]) -> float | None:
     return 1 + (1 - (float(start[1]) if start else 0)) * (cost["ratio"] - 1)
 
 
-def against(rows: dict[str, Row], base: str) -> dict[str, tuple[Difference, float | None]]:
-    """Each row's difference to the baseline, and Holm's p over all of them."""
-    found = {k: paired(r.values, rows[base].values) for k, r in rows.items() if k != base}
+def against(
+    rows: dict[str, Row], base: str, *, gains: bool = False
+) -> dict[str, tuple[Difference, float | None]]:
+    """Each row's difference to the baseline, or its gain, and Holm's p over all of them."""
+    values = {key: row.gains if gains else row.values for key, row in rows.items()}
+    found = {k: paired(v, values[base]) for k, v in values.items() if k != base}
     kept = {key: d for key, d in found.items() if d is not None}
     corrected = holm({key: d.p for key, d in kept.items() if d.p is not None})
     return {key: (d, corrected.get(key)) for key, d in kept.items()}
@@ -194,63 +202,6 @@ def about(record: dict[str, Any]) -> str:
     )
 
 
-def verdicts(records: dict[str, dict[str, Any]]) -> str:
-    """The protocol's questions 1 to 6, for every task that was run."""
-    head = ["task", "n", "1. tr(G) against weight decay", "2. against the best rival"]
-    head += ["3. harm?", "4. tuned against the grid", "the same, trained again"]
-    head += ["5. the share of `digits-noisy`", "6. on top of weight decay"]
-    found = rows_of(records["digits-noisy"], refit=False) if "digits-noisy" in records else {}
-    share = found["tr(G) share"].method if "tr(G) share" in found else None
-    lines = [f"| {' | '.join(head)} |", f"| --- |{' --- |' * (len(head) - 1)}"]
-    for name, record in ((name, records[name]) for name in TASKS if name in records):
-        rows, again = rows_of(record, refit=False), rows_of(record, refit=True)
-        if "weight decay" not in rows or rows["weight decay"].text:
-            continue
-        base = against(rows, "weight decay")
-        ours = next((k for k in ("tr(G)", "tr(G) share") if k in rows), None)
-        if ours is None:
-            continue
-        rivals = [row for key, row in rows.items() if key not in OURS]
-        best = max(rivals, key=lambda row: mean(row.values.values()).value)
-        cells = [f"`{name}`", str(len(rows["weight decay"].runs)), _yes(base, ours)]
-        one = paired(rows[ours].values, best.values)
-        cells.append("" if one is None else f"{_positive(one)}: {interval(one)} ({best.key})")
-        cells.append(_harm(base[ours][0]))
-        cells += [_close(rows, "tr(G) tuned", "tr(G)"), _close(again, "tr(G) tuned", "tr(G)")]
-        # A share that was searched on the task itself does not answer whether one can be carried.
-        carried = next((key for key, row in rows.items() if row.method == share), None)
-        cells += [_yes(base, carried), _yes(base, "tr(G) on weight decay")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _yes(found: dict[str, tuple[Difference, float | None]], key: str | None) -> str:
-    if key is None or key not in found:
-        return ""
-    d, p = found[key]
-    word = "yes" if p is not None and p < LEVEL and d.value > 0 else "no"
-    return f"{word}: {interval(d)}"
-
-
-def _positive(d: Difference) -> str:
-    return "yes" if d.low is not None and d.low > 0 else "no"
-
-
-def _harm(d: Difference) -> str:
-    if d.low is None or d.high is None:
-        return ""
-    if d.high < 0:
-        return "harm"
-    return "no harm" if d.low > -1 else "undecided"
-
-
-def _close(rows: dict[str, Row], one: str, other: str) -> str:
-    if one not in rows or other not in rows:
-        return ""
-    d = paired(rows[one].values, rows[other].values)
-    return f"{'yes' if d.low is not None and d.low >= -3 else 'no'}: {interval(d)}"
-
-
 def fewest(record: dict[str, Any]) -> int:
     """The seeds that every row has: rows run at another time may have more."""
     return min(len(runs) for stage in record["stages"].values() for runs in stage["runs"].values())
@@ -288,6 +239,7 @@ def missing(records: dict[str, dict[str, Any]]) -> str:
 def redrawn(page: str, records: dict[str, dict[str, Any]]) -> str:
     """A page with what its places ask for."""
     import paper
+    from answers import verdicts
 
     def one(found: re.Match[str]) -> str:
         kind, what = found["kind"], found["what"]

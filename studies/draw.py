@@ -140,7 +140,7 @@ EARLIER = {
     "cancer": ("", "ed386a8"),
     "cifar10-16-noisy": ("", "047bf16"),
 }
-"""Processor and code of a record's first rows, by its own versions in the repository: until the
+"""Processor and code of a record's first runs, by its own versions in the repository: until the
 evening of 18 November packing again forgot them. (The history was rebased; 4e1c31c is gone.)"""
 
 

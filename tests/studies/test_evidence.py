@@ -9,6 +9,7 @@ import pytest
 STUDIES = Path(__file__).parents[2] / "studies"
 sys.path.insert(0, str(STUDIES))
 
+import answers  # noqa: E402
 import draw  # noqa: E402
 import figures  # noqa: E402
 import paper  # noqa: E402
@@ -65,13 +66,62 @@ def test_a_table_has_every_row_the_best_first_and_marks_what_passes_holm():
 
 def test_the_answers_are_those_of_the_protocol():
     fixed = stage({"plain": runs(60, 60, 60, 61), "tr(G) tuned": runs(75, 70, 80, 82)})
-    text = draw.verdicts({"digits-noisy": record(fixed=fixed, search=SEARCHED)})
+    text = answers.verdicts({"digits-noisy": record(fixed=fixed, search=SEARCHED)})
     cells = [cell.strip() for cell in text.splitlines()[-1].split("|")[1:-1]]
     assert cells[:2] == ["`digits-noisy`", "4"]
     assert cells[2].startswith("yes: +9.9")
     assert cells[3].startswith("yes: +6.2") and cells[3].endswith("(sam)")
     assert cells[4] == "no harm"
     assert cells[5].startswith("no: −4.6")
+    rivals = {key: dict(list(SEARCHED[key].items())[:2]) for key in ("rows", "runs")}
+    assert "price" not in answers.verdicts({"price": record(price=SEARCHED | rivals)})
+
+
+def test_a_share_that_was_searched_on_the_task_is_not_one_that_was_carried():
+    """Question 5 asks after the share of digits-noisy; a row of the same name may have its own."""
+    chosen = SEARCHED["rows"] | {"tr(G) share": "seht-h(share=2.0)"}
+    both = SEARCHED["runs"] | {"tr(G) share": runs(80, 82.5, 81, 83)}
+    first = SEARCHED | {"rows": chosen, "runs": both}
+    other = first | {"rows": chosen | {"tr(G) share": "seht-h(share=4.0)"}}
+    records = {"digits-noisy": record(search=first), "digits-noisy-20": record(search=other)}
+    records["digits-noisy-fitted"] = record(
+        search=other,
+        carried=stage({"tr(G) share carried": runs(75, 77.5, 76, 78)})
+        | {"rows": {"tr(G) share carried": "seht-h(share=2.0)"}},
+    )
+    lines = answers.verdicts(records).splitlines()[2:]
+    fifth = {line.split("|")[1].strip(): line.split("|")[8].strip() for line in lines}
+    assert fifth["`digits-noisy`"].startswith("yes: +10.1")
+    assert fifth["`digits-noisy-20`"] == ""
+    assert fifth["`digits-noisy-fitted`"].startswith("yes: +5.1")
+
+
+def test_a_row_that_was_not_trained_again_is_not_said_to_be_missing():
+    said = draw.missing({"digits-noisy": record(search=SEARCHED)}).splitlines()[0]
+    rows, again = said.split("; ")[:2]
+    assert "weight decay," not in rows.replace("on weight decay,", "") and "nso" in rows
+    assert again == "trained again: weight decay, sam, tr(G), tr(G) share, tr(G) tuned"
+
+
+def test_the_code_of_rows_that_a_record_has_forgotten_is_said():
+    text = draw.about(record(search=SEARCHED) | {"task": "cancer"})
+    assert "Code ed386a8, later 0000000;" in text
+
+
+def test_of_text_less_is_better():
+    def text(*values):
+        lasts = {"last": {"test_perplexity": 1.0}, "seconds": 1.0}
+        return {
+            str(2000 + k): lasts | {"best": {"test_perplexity": v}} for k, v in enumerate(values)
+        }
+
+    rows = {"plain": text(80, 81, 83), "weight decay": text(70, 72, 71), "sam": text(66, 66, 65)}
+    found = record(a=stage(rows | {"tr(G) share": text(60, 61, 62)}))
+    cells = answers.verdicts({"gpt-small": found}).splitlines()[-1].split("|")[1:-1]
+    assert cells[0].strip() == "`gpt-small`, perplexity"
+    assert cells[2].strip().startswith("yes: +10.0 [")
+    assert cells[3].strip().startswith("yes: +4.7 [") and cells[3].strip().endswith("(sam)")
+    assert cells[4].strip() == ""
 
 
 @pytest.mark.parametrize(
@@ -79,7 +129,7 @@ def test_the_answers_are_those_of_the_protocol():
     [(-3, -0.5, "harm"), (-0.9, 2, "no harm"), (-2, 0.5, "undecided"), (1, 2, "no harm")],
 )
 def test_harm(low, high, word):
-    assert draw._harm(draw.Difference((low + high) / 2, low, high, 5)) == word
+    assert answers._harm(draw.Difference((low + high) / 2, low, high, 5)) == word
 
 
 def test_rows_of_another_time_stay():
@@ -124,6 +174,13 @@ def test_the_pages_are_those_that_the_records_give():
     for page in draw.DOCS.glob("*.md"):
         text = page.read_text(encoding="utf-8")
         assert draw.redrawn(text, records) == text, f"run `make evidence`: {page.name}"
+
+
+def test_every_record_has_a_place_on_the_page():
+    text = (draw.DOCS / "index.md").read_text(encoding="utf-8")
+    for path in study.RECORDS.glob("*.json.xz"):
+        name = path.name.removesuffix(".json.xz")
+        assert name in ("paper", "claims") or f"<!-- table {name} -->" in text, name
 
 
 def test_a_place_of_another_script_is_left_alone():

@@ -12,7 +12,7 @@ from seht.strength.schedule import Schedule
 from seht.strength.weight import Calm, Weight
 
 SHARE = 2.0
-"""The default. The study's search chose it among 1, 2, 4, 8 and 16; 8 ended trainings."""
+"""The default. The study's search on digits chose it among 1, 2, 4, 8 and 16; 8 ended trainings."""
 _MEASURED = 8
 """The share is averaged over this many penalised steps: the gradient of one probe's trace
 on one batch is mostly noise."""

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from seht import HessianTrace
-from seht.errors import warn
+from seht.errors import PenaltyWarning, warn
 from seht.estimators import ESTIMATORS, SehtS
 from seht.lab.methods.base import Closure, Method, Option, Run, positive, share
 from seht.lab.methods.loss import StepClosure

@@ -12,7 +12,7 @@ from stepping import FORMS, assert_gradients, mlp, rows
 from torch import nn
 
 import seht
-from seht.tensors import hooks
+from seht.tensors import graph
 
 
 def clip(module, into, out):
@@ -119,7 +119,7 @@ def test_a_framework_s_hook_is_none_of_the_user_s(monkeypatch):
 
 def test_whose_a_hook_is():
     x = torch.ones(2, requires_grad=True)
-    assert not hooks.heard_anyway((x, lambda g: g))
-    assert not hooks.heard_anyway((x, F.normalize))
-    assert not hooks.heard_anyway((x, torch.sign))
-    assert not hooks.heard_anyway((x,))
+    assert not graph.heard_anyway((x, lambda g: g))
+    assert not graph.heard_anyway((x, F.normalize))
+    assert not graph.heard_anyway((x, torch.sign))
+    assert not graph.heard_anyway((x,))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from seht.replay import buffers
+from seht.replay import state
 from seht.tensors import process, undo
 
 
@@ -143,7 +143,7 @@ class Everything(Surroundings):
             "calls": penalty._course.account.calls,
             "unmet": penalty._course.account._unmet.state(),
             "engine": copy.deepcopy(engine.state()),
-            "lent": dict(buffers._lent),
+            "lent": dict(state._lent),
             "process": {name: read() for name, read in process.CHANGES.items()},
             "attention": torch.nn.attention._cur_sdpa_kernel_backends(),
             "held": (list(undo._urgent), list(undo._holds)),

@@ -53,6 +53,9 @@ def gather(folder: Path) -> list[Run]:
                 "weights": [path[0], path[-1]],
             }
         )
+        if text:  # what early stopping keeps; the first runs of text do not have it
+            best = result["metrics"].get("best") or last
+            found[-1]["best"] = round(best["test_perplexity"], 4)
     return found
 
 

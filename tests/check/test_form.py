@@ -140,6 +140,37 @@ class Drifting(DifferenceEngine):
         return super().estimate(task, **options)
 
 
+NOISE = {
+    "randn_like": lambda h: h + torch.randn_like(h),
+    "a distribution": lambda h: h + torch.distributions.Normal(h * 0, h * 0 + 1).rsample(),
+    "normal_": lambda h: h + torch.empty_like(h).normal_(),
+    "a path dropped": lambda h: h * (torch.rand(len(h), 1, dtype=h.dtype) + 0.8).floor(),
+    "bernoulli": lambda h: h * torch.bernoulli(torch.full_like(h, 0.8)),
+    "asked for": lambda h: h + torch.randn(h.shape, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_noise_is_the_same_in_every_precision(name, dtype):
+    """A seed gives other numbers in float64: every such model was said to be imprecise."""
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.last(NOISE[name](self.first(x).tanh()))
+
+    torch.manual_seed(1)
+    batch = torch.randn(12, 6).to(dtype), torch.randint(0, 3, (12,))
+    loss_fn = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+    options = {"curvature": "ggn", "engines": "difference", "directions": 1}
+    report = seht.check(Noisy().to(dtype), loss_fn, batch, **options)
+    assert report.ok and report.engines["difference"].own < 0.05, str(report)
+
+
 def test_a_drifting_step_is_seen(monkeypatch):
     """Along the first probe it is right."""
     monkeypatch.setitem(ENGINES, "drifting", Drifting)

@@ -14,9 +14,6 @@ EXPECTED = {
     "efficientnet": (None, "memorising"),
 }
 """The boundary that is needed, and the regime."""
-COARSE = {"efficientnet": ("imprecise",)}
-"""Right in float64, and in float32 off by 0.96 with four images of 64 x 64 in train mode: that is
-to be said, and the penalty not to be recommended."""
 
 
 @pytest.mark.slow
@@ -28,8 +25,7 @@ def test_a_stranger(name):
     report = seht.doctor(*make(), budget=30)
     boundary, kind = EXPECTED[name]
     found = report.check.engines[report.engine]
-    assert found.verdict in ("trusted", *COARSE.get(name, ())), str(report)
-    assert report.ok is (found.verdict == "trusted")
+    assert report.ok and found.verdict == "trusted" and found.own < 0.1, str(report)
     assert (report.choice.curvature, report.choice.boundary) == ("ggn", boundary)
     assert report.regime.kind == kind, str(report)
     assert all(cost.ratio for cost in report.costs.forms)

@@ -53,6 +53,42 @@ def test_a_training_goes_the_path_again():
     assert penalty.path == path
 
 
+def tuned_run(every, steps, total_steps):
+    """A tuned weight that moves from the first look on, and the weights of its penalised steps."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y, others = torch.randn(8, 3), torch.randint(0, 2, (8,)), torch.randn(8, 3)
+    free = seht.Tuning(gap=0.0, interval=1)
+    penalty = seht.HessianTrace(model, weight=free, total_steps=total_steps, every=every, seed=0)
+    held_out = lambda: F.cross_entropy(model(others), y)
+    applied = {}
+    for step in range(steps):
+        penalty(lambda: F.cross_entropy(model(x), y), held_out=held_out)
+        if penalty.last.weight > 0:
+            applied[step] = penalty.last.weight
+    return penalty, applied
+
+
+def test_a_path_holds_the_weight_before_every_multiplies_it():
+    penalty, applied = tuned_run(every=2, steps=40, total_steps=40)
+    path = penalty.path
+    assert len(set(path.weights)) > 2 and sorted(applied) == list(range(16, 40, 2))
+    for step, weight in applied.items():  # each follows from the look before it
+        assert weight == pytest.approx(2 * path.at((step - 2) / 40))
+
+
+def test_the_path_of_a_long_training_is_thinned_out(monkeypatch):
+    (whole, _), most = tuned_run(every=1, steps=60, total_steps=60), 20
+    monkeypatch.setattr("seht.strength.tuned_weight._POINTS", most)
+    few, _ = tuned_run(every=1, steps=60, total_steps=60)
+    a, b = whole.path, few.path
+    assert len(a.weights) == 53 and most / 2 <= len(b.weights) <= most
+    assert set(zip(b.positions, b.weights, strict=True)) < set(
+        zip(a.positions, a.weights, strict=True)
+    )
+    assert (b.positions[0], b.positions[-1]) == (a.positions[0], a.positions[-1])
+
+
 def test_a_path_needs_the_length_of_the_training():
     model = nn.Linear(3, 2)
     penalty = seht.HessianTrace(model, weight=seht.WeightPath((0.0,), (1e-3,)))

@@ -366,13 +366,19 @@ def test_a_state_with_something_missing(kind, missing):
 
 def test_beyond_its_length_the_weight_stays_with_one_warning():
     for options in ({"weight": "tuned"}, {"weight": PATH}):
-        training = Training(steps=12, total_steps=12, **options)
-        more = {"held_out": loss_on(training.model, XV, YV)} if options["weight"] != PATH else {}
+        training, asked = Training(steps=12, total_steps=12, **options), []
+
+        def held_out(training=training, asked=asked):
+            asked.append(1)
+            return loss_on(training.model, XV, YV)()
+
+        more = {"held_out": held_out} if options["weight"] != PATH else {}
         last = training.penalty.path.at(1.0)
         with pytest.warns(seht.PenaltyWarning) as found:
             for _ in range(6):
                 training.step(**more)
                 assert training.penalty.last.weight == pytest.approx(last)
+        assert asked == []  # nor does anything else of it move
         said = [str(w.message) for w in found if "beyond" in str(w.message)]
         assert len(said) == 1 and "Give the number of optimiser steps as total_steps=" in said[0]
 

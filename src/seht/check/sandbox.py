@@ -25,6 +25,10 @@ LossFn = Callable[[nn.Module, Any], Any]
 Gradient = dict[str, Tensor]
 _DRAWS = 10_000
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_RANDOM = (
+    *("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli", "binomial", "poisson"),
+    *("bernoulli_", "uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,9 @@ class Sandbox:
 
 
 class Widened(TorchFunctionMode):
-    """Turns the model's own casts to float32 and less (Hugging Face's losses) into float64."""
+    """Turns the model's own casts to float32 and less (Hugging Face's losses) into float64, but
+    not the numbers that it draws.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -154,12 +160,34 @@ class Widened(TorchFunctionMode):
         """Every type that is asked for is float64."""
         if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
             return Tensor.double(*args)
+        if getattr(func, "__name__", "") in _RANDOM:
+            return _drawn(func, args, kwargs or {})
 
         def wide(value: Any) -> Any:
             narrow = isinstance(value, torch.dtype) and value in _NARROW
             return torch.float64 if narrow else value
 
         return func(*map(wide, args), **{name: wide(v) for name, v in (kwargs or {}).items()})
+
+
+def _drawn(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Drawn in float32, as the model's own passes draw: float64 makes other numbers of a seed."""
+    given = [*args, *kwargs.values()]
+    asked = any(isinstance(v, torch.dtype) or _is_wide(v) for v in given)
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return torch.float32 if value in (torch.float64, *_NARROW) else value
+        return value.float() if _is_wide(value) else value
+
+    out = func(*map(narrow, args), **{name: narrow(v) for name, v in kwargs.items()})
+    if func.__name__.endswith("_"):
+        return args[0].copy_(out)
+    return out.double() if asked and out.is_floating_point() else out
+
+
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64
 
 
 @contextmanager

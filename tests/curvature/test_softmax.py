@@ -212,7 +212,7 @@ def compare(function, shape, leaf, *, written_out):
     loss = function(z)
     ours = Curvature(loss, [z, beside])
     assert (ours._softmax is not None) is written_out
-    found = ours.along(d)
+    found = ours.along([2 * part for part in d], [0 * part for part in d], z.new_tensor(2.0))
     (g,) = torch.autograd.grad(loss, z, create_graph=True)
     (h,) = torch.autograd.grad((g * d[0]).sum(), z, create_graph=True)
     q = (h * d[0]).sum()
@@ -220,7 +220,7 @@ def compare(function, shape, leaf, *, written_out):
     if q.requires_grad:
         (third,) = torch.autograd.grad(q, z, materialize_grads=True)
     torch.testing.assert_close(found.value, q.detach())
-    torch.testing.assert_close(found.product, [h.detach(), torch.zeros(2).double()])
+    torch.testing.assert_close(found.pulls, [h.detach(), torch.zeros(2).double()])
     torch.testing.assert_close(found.third, [third, torch.zeros(2).double()])
     torch.testing.assert_close(ours.slopes(), [g.detach(), torch.zeros(2).double()])
 

@@ -81,6 +81,12 @@ def by_token(net):
     return (each * torch.arange(12).view(3, 4)).sum() / 50 + each.mean()
 
 
+def nothing_masked(net):
+    logits, none = net(tokens()), targets() > WORDS
+    loss = F.cross_entropy(logits.flatten(0, 1), targets().flatten())
+    return loss + F.cross_entropy(logits[none], targets()[none], reduction="sum")
+
+
 def with_a_decay(net):
     loss = F.cross_entropy(net(tokens()).flatten(0, 1), targets().flatten())
     return 0.5 * loss + 0.1 * net.head.weight.square().sum() + net.embed.weight.square().mean()
@@ -106,6 +112,7 @@ LOOPED = {
     "sum": entropy(reduction="sum"),
     "moved": moved,
     "masked": masked,
+    "nothing masked": nothing_masked,
     "by token": by_token,
     "with a decay": with_a_decay,
     "deciding": deciding,

@@ -71,7 +71,11 @@ class Boundary:
         self._depth = 0
         self._calls = 0
         self._origins: dict[int, tuple[Tensor, Tensor]] = {}
-        """By the identity of a handed-out tensor: the tensor, and the output it was made from."""
+        """By the identity of a handed-out tensor: the tensor, and the output it was made from;
+        while the closure runs.
+        """
+        self.origins: list[Tensor] = []
+        """The outputs as the network returned them, before they were copied."""
         self._hooked: list[Tensor] = []
         self._marked: list[Tensor] = []
         self._kept: frozenset[int] | None = None
@@ -95,11 +99,6 @@ class Boundary:
         if self._kept is None:
             return found
         return [z for place, z in enumerate(found) if place in self._kept]
-
-    @property
-    def origins(self) -> list[Tensor]:
-        """The same outputs as the network returned them, before they were copied."""
-        return [origin for _, origin in self._origins.values()]
 
     @property
     def given(self) -> Container[int]:
@@ -127,8 +126,7 @@ class Boundary:
         return self._alias(outputs, self._marked)
 
     def __enter__(self) -> Boundary:
-        self._hooked, self._marked, self._roots = [], [], []
-        self._origins.clear()
+        self.forget()
         self._depth = self._calls = 0
         self._head = None
         self._token: Token[Boundary | None] = BOUNDARY.set(self)
@@ -142,6 +140,8 @@ class Boundary:
         for handle in self._handles:
             handle.remove()
         BOUNDARY.reset(self._token)
+        self.origins = [origin for _, origin in self._origins.values()]
+        self._origins.clear()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.copied:
@@ -222,8 +222,7 @@ class Boundary:
 
     def forget(self) -> None:
         """Free the outputs, which may be large."""
-        self._hooked, self._marked, self._roots = [], [], []
-        self._origins.clear()
+        self._hooked, self._marked, self._roots, self.origins = [], [], [], []
 
     def _is_weight(self, tensor: Tensor) -> bool:
         if torch.compiler.is_compiling():  # addresses cannot be traced

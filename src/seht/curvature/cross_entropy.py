@@ -83,13 +83,13 @@ class CrossEntropy:
         closure may have written into them where no graph shows it.
         """
         logits = in_rows(z.detach(), self.dim)
-        apart = [log_p.new_zeros(())]
+        apart = [log_p.new_zeros(1)]
         for part, rows in self.stretches(log_p.shape[1]):
             offset = logits[rows] - log_p[part]
             low, high = offset.aminmax(dim=1)
-            apart.append(((high - low) / (1 + offset.abs().amax(1))).max())
+            apart.append((high - low) / (1 + offset.abs().amax(1)))
         # Anything but a number compares as False.
-        return bool(torch.stack(apart).max() < 64 * torch.finfo(log_p.dtype).eps)
+        return bool(torch.cat(apart).max() < 64 * torch.finfo(log_p.dtype).eps)
 
 
 def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] | None:
@@ -115,9 +115,11 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
 
 
 def at_hand(count: int, classes: int, device: torch.device) -> Iterator[slice]:
-    """As many rows at a time as fit into a CPU's cache, or as are worth a kernel on a GPU."""
+    """As many rows at a time as fit into a CPU's cache, or as are worth a kernel on a GPU. No rows
+    are one stretch: a mask may leave none.
+    """
     step = max(1, _AT_HAND[device.type == "cpu"] // max(1, classes))
-    return (slice(start, min(count, start + step)) for start in range(0, count, step))
+    return (slice(start, min(count, start + step)) for start in range(0, max(1, count), step))
 
 
 def stretches(count: int, weight: Tensor) -> Iterator[slice]:
@@ -125,7 +127,8 @@ def stretches(count: int, weight: Tensor) -> Iterator[slice]:
     size = weight.shape[0] * weight.element_size()
     step = max(1, _STRETCH[weight.device.type == "cpu"] // size)
     step = -(-count // max(1, -(-count // step)))  # all alike
-    return (slice(start, min(count, start + step)) for start in range(0, count, max(1, step)))
+    step = max(1, step)
+    return (slice(start, min(count, start + step)) for start in range(0, max(1, count), step))
 
 
 def linear_in(loss: Tensor, parts: list[Tensor]) -> list[Tensor] | None:

@@ -26,13 +26,15 @@ _BEHIND = (
 
 @dataclass
 class OutputCurvature:
-    r"""For a direction d in the outputs: :math:`q = d^T H_{out} d` and its two derivatives."""
+    r"""For a direction d in the outputs, the difference of two passes' by their distance:
+    :math:`q = d^T H_{out} d` and its derivatives.
+    """
 
     value: Tensor
-    product: list[Tensor]
-    """:math:`H_{out} d`; the derivative of q in d is twice that."""
+    pulls: list[Tensor]
+    """The derivative of q in the outputs of the first: :math:`2 H_{out} d` by the distance."""
     third: list[Tensor]
-    """The derivative of q in the outputs, d held fixed."""
+    """The derivative of q in the outputs at the centre, d held fixed."""
     beyond: list[tuple[Tensor, Tensor]]
     """Leaves of the loss itself (a second module behind the outputs), with q's derivative."""
 
@@ -56,7 +58,7 @@ class Curvature:
     """The loss's curvature in the outputs, at the centre; taken along several directions."""
 
     def __init__(self, loss: Tensor, outputs: list[Tensor]) -> None:
-        self._loss, self._outputs = loss, outputs
+        self._outputs = outputs
         self._gradient: list[Tensor | None] = []
         self._softmax = SoftmaxCurvature.match(loss, outputs)
         if self._softmax is not None:
@@ -69,17 +71,17 @@ class Curvature:
         """What the loss is made of, if that is nothing else."""
         return [] if self._softmax is None else self._softmax.terms
 
-    def look(self, looked: set[frozenset[str]], *, third: bool) -> None:
+    def look(self, loss: Tensor, looked: set[frozenset[str]], *, third: bool) -> None:
         """Refuse a loss that has no curvature in its outputs, ever, and one whose derivatives are
         wrong in PyTorch; the ``third`` is part of the trace's gradient. ``looked`` are the makes of
         loss that were found to be in order.
         """
         if self._softmax is not None:
             return
-        make = make_of(self._loss, self._outputs)
+        make = make_of(loss, self._outputs)
         if make not in looked:
             look(self._gradient, self._outputs)
-            refuse_wrong([self._loss], self._outputs, 3 if third else 2, *_BEHIND)
+            refuse_wrong([loss], self._outputs, 3 if third else 2, *_BEHIND)
             looked.add(make)
 
     def slopes(self) -> list[Tensor]:
@@ -105,10 +107,11 @@ class Curvature:
             found.append(d)
         return found
 
-    def along(self, direction: list[Tensor]) -> OutputCurvature:
-        """Differentiate dL/dz twice more along d."""
+    def along(self, above: list[Tensor], below: list[Tensor], width: Tensor) -> OutputCurvature:
+        """Differentiate dL/dz twice more along the outputs' derivative."""
         if self._softmax is not None:
-            return OutputCurvature(*self._softmax.along(direction), [])
+            return OutputCurvature(*self._softmax.along(above, below, width), [])
+        direction = self.direction(above, below, width)
         product = bent_along(self._gradient, self._outputs, direction, graph=True)
         value = torch.stack(
             [(h.detach() * d).sum() for h, d in zip(product, direction, strict=True)]
@@ -121,7 +124,8 @@ class Curvature:
             products, along = map(list, zip(*bent, strict=True))
             third = _grad(products, self._outputs, along, graph=False)
             beyond = _beyond(products, along, self._outputs)
-        return OutputCurvature(value, [h.detach() for h in product], third, beyond)
+        pulls = [h.detach() * (2 / width).to(h.dtype) for h in product]
+        return OutputCurvature(value, pulls, third, beyond)
 
     def product(self, direction: list[Tensor]) -> list[Tensor]:
         """H d alone."""

@@ -61,17 +61,22 @@ class SoftmaxCurvature:
             _add(found[term.place], rows, _moments(p, d)[0].mul_(term.share[part]))
         return self._shaped(found)
 
-    def along(self, direction: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """d^T H d, H d, and the derivative of the first in the outputs."""
+    def along(
+        self, above: list[Tensor], below: list[Tensor], width: Tensor
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """d^T H d along d = (above - below) / width, and its derivatives in ``above`` and in the
+        outputs at a fixed d. Neither d nor anything else of the outputs' size is made besides.
+        """
         found, bent, values = self._zeros(), self._zeros(), [self.terms[0].share.new_zeros(())]
-        for term, part, rows, p, [d] in self._stretches(direction):
-            own, centred, variance = _moments(p, d)
+        for term, part, rows, p, [a, b] in self._stretches(above, below):
+            own, centred, variance = _moments(p, (a - b).div_(width.to(a.dtype)))
             share = term.share[part]
             values.append((variance * share).sum())
             third = centred.mul_(own).addcmul_(p, variance, value=-1).mul_(share)
             _add(bent[term.place], rows, third)
             _add(found[term.place], rows, own.mul_(share))
-        return torch.stack(values).sum(), self._shaped(found), self._shaped(bent)
+        pulls = [part.mul_((2 / width).to(part.dtype)) for part in found]
+        return torch.stack(values).sum(), self._shaped(pulls), self._shaped(bent)
 
     def _stretches(self, *others: list[Tensor]) -> Iterator[Stretch]:
         """A few rows of every term: the probabilities, and the same rows of other tensors."""

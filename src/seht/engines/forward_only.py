@@ -199,7 +199,7 @@ def _outputs(
     curvature = Curvature(passes.loss, z)
     passes.boundary.check(curvature.curved)
     if watch is None and not memory.curved:  # as the trace of the Hessian, 0 is an answer
-        curvature.look(set(), third=False)
+        curvature.look(passes.loss, set(), third=False)
         memory.saw_curvature()
     behind = {id(leaf) for leaf in leaves_of([passes.loss], stop=z)}
     passes.tie(behind)

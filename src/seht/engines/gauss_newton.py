@@ -46,21 +46,21 @@ def gauss_newton(
     """The mean over the probes, with 1 + K passes (lean: one more forward pass); with a look at
     whether the loss is curved, unless one of its make was ``looked`` at.
     """
-    task, loss = passes.task, passes.loss
+    task = passes.task
     assert passes.boundary is not None
     scale = task.estimator.scale / task.estimator.probes
     side: OutputSide
-    z: list[Tensor] = []
     if passes.terms is not None and passes.losses is not None and passes.losses.kept:
         side = WaitingHead(passes)
-        z = side.roots()
     elif passes.terms is not None:
         # The loss's own gradient comes with that of the trace, if its share is known.
         weight = task.weight * scale if task.constant and not task.apart else 0.0
         side = LoopedHead(passes, weight)
     else:
-        plain, z = passes.apart()
-        side = _Whole(passes, plain, z, two_sided, looked)
+        side = _Whole(passes, two_sided, looked)
+    if lean:  # what the curvature needs of the loss's graph it keeps
+        passes.forget()
+    loss = passes.loss
     value = loss.detach().new_zeros(())
     total: Gradient = []
     cotangents: list[Tensor] = []
@@ -76,6 +76,7 @@ def gauss_newton(
         total = add(total, part if scale == 1 else times(part, scale))
         pulls = pulls if scale == 1 else [scale * p for p in pulls]
         cotangents = [c + p for c, p in zip(cotangents, pulls, strict=False)] or pulls
+        del part, pulls  # of the size of weights and logits
     trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
     whole = None
     if lean and task.apart:
@@ -89,6 +90,7 @@ def gauss_newton(
             cotangents = [torch.where(trace.isfinite(), c, 0.0) for c in cotangents]
         total = times(total, factor)
         cotangents = [factor * c for c in cotangents]
+        side.forget()
         # The network's graph was dropped at the boundary: the centre runs once more for it.
         with passes.at(None) as output:
             again = check_loss(split(output)[0])
@@ -97,12 +99,12 @@ def gauss_newton(
             passes.leaves.pull_into(total, roots, [torch.ones_like(again), *cotangents])
         whole = passes.leaves.handed_out(loss + factor * trace, total)
     elif task.differentiable and passes.hooked:  # past the hooks: nothing through their graph
-        total = add(total, passes.leaves.pull(z, cotangents, keep=passes.older))
+        total = add(total, passes.leaves.pull(side.ends(), cotangents, keep=passes.older))
         [loss], inputs = passes.ends([loss])
         trace = Stored.apply(value, total, [1.0] * len(total), *inputs)
     elif task.differentiable:
+        [loss, *z], inputs = passes.ends([loss, *side.ends()])
         ones = [1.0] * (len(z) + len(total))
-        [loss, *z], inputs = passes.ends([loss, *z])
         trace = Stored.apply(value, [*cotangents, *total], ones, *z, *inputs)
     passes.boundary.forget()
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
@@ -136,11 +138,17 @@ class OutputSide(Protocol):
     def roots(self) -> list[Tensor]:
         """The tensors of a pass at the centre that its cotangents belong to."""
 
+    def ends(self) -> list[Tensor]:
+        """The same in the centre's own graph, where that is kept."""
+
     def pulled(self, pulls: list[Tensor]) -> Gradient:
         """The gradient that cotangents of the centre give."""
 
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """The gradient of the loss: in leaves behind the roots, and its cotangents."""
+
+    def forget(self) -> None:
+        """No other probe will come."""
 
     def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
         """Add what the loss, differentiated in the last pass, does not give by itself."""
@@ -149,26 +157,28 @@ class OutputSide(Protocol):
 class _Whole:
     """Outputs that the centre has kept."""
 
-    def __init__(
-        self,
-        passes: Passes,
-        loss: Tensor,
-        z: list[Tensor],
-        two_sided: bool,
-        looked: set[frozenset[str]],
-    ) -> None:
+    def __init__(self, passes: Passes, two_sided: bool, looked: set[frozenset[str]]) -> None:
         assert passes.boundary is not None
         self._passes, self._boundary = passes, passes.boundary
-        self._z, self._two_sided = z, two_sided
-        self._curvature = Curvature(loss, z)
+        self._two_sided = two_sided
+        loss, z = passes.apart()
+        self._z, self._curvature = z, Curvature(loss, z)
         self._boundary.check(self._curvature.curved)
         behind = {id(leaf) for leaf in leaves_of([loss], stop=z)}
         passes.tie(behind)
-        self._curvature.look(looked, third=passes.task.differentiable)
+        self._curvature.look(loss, looked, third=passes.task.differentiable)
 
     def roots(self) -> list[Tensor]:
         """The outputs."""
         return list(self._boundary.outputs)
+
+    def ends(self) -> list[Tensor]:
+        """The centre's."""
+        return self._z
+
+    def forget(self) -> None:
+        """The centre's outputs, and the curvature in them."""
+        del self._z, self._curvature
 
     def pulled(self, pulls: list[Tensor]) -> Gradient:
         """Of cotangents of the outputs."""
@@ -196,22 +206,18 @@ class _Whole:
             if looped is not None:
                 return looped
             above = [a.form("the trace") if isinstance(a, Unformed) else a for a in above]
-            # Logits may be the largest tensors of all: every pass over them, and every new one,
-            # counts.
-            direction = self._curvature.direction(above, below, width)
             with passes.weights.back(sigma, e, passes.tied):  # a weight that the loss uses, too
-                found = self._curvature.along(direction)
-            factors = [h * (2 / width).to(h.dtype) for h in found.product]
-            part = passes.leaves.pull(above, factors, keep=passes.older)
+                found = self._curvature.along(above, below, width)
+            part = passes.leaves.pull(above, found.pulls, keep=passes.older)
             del above
         part = add(part, passes.leaves.by_place(found.beyond))
         if self._two_sided:
             with passes.at(sigma, -e):
                 minus = self.roots()
-                passes.leaves.pull_into(part, minus, [-f for f in factors])
+                passes.leaves.pull_into(part, minus, [-f for f in found.pulls])
                 del minus
             return found.value, part, found.third
-        return found.value, part, [t - f for t, f in zip(found.third, factors, strict=True)]
+        return found.value, part, [t - f for t, f in zip(found.third, found.pulls, strict=True)]
 
     def _looped(self, above: list[Tensor], e: Tensor) -> Probed | None:
         """If the perturbed pass has not formed its logits."""

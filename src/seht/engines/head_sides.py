@@ -34,6 +34,13 @@ class WaitingHead:
         """The tensors whose gradient stands for that of the trace in the logits."""
         return [root for _, root in self._kept]
 
+    def ends(self) -> list[Tensor]:
+        """The same."""
+        return self.roots()
+
+    def forget(self) -> None:
+        """Nothing: the user's backward pass will need it."""
+
     def pulled(self, pulls: list[Tensor]) -> Gradient:
         """Through the head."""
         return self._passes.pull_centre(self.roots(), pulls) if pulls else []
@@ -83,6 +90,13 @@ class LoopedHead:
         """The hidden states, if they require a gradient."""
         hidden = head_of(self._boundary.outputs).hidden
         return [hidden] if hidden.requires_grad else []
+
+    def ends(self) -> list[Tensor]:
+        """The centre's graph was dropped."""
+        return []
+
+    def forget(self) -> None:
+        """Nothing of the logits' size is kept."""
 
     def pulled(self, pulls: list[Tensor]) -> Gradient:
         """The gradient from cotangents of the hidden states."""

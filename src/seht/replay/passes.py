@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -185,7 +186,9 @@ class Passes:
                 replayer.finish(centre.end)
                 self._watch = False  # one comparison is enough
                 self.leaves.meet([split(output)[0], *self._outputs()])
-                yield output
+                given = [output]
+                del output  # whoever runs the pass may be done with it before its end
+                yield given.pop()
         finally:
             self.leaves.part()
             centre.random.finish(centre.end)
@@ -235,8 +238,11 @@ class Passes:
         self._centre.random.begin(self._centre.start)
 
     def forget(self) -> None:
-        """The centre's loss and outputs are not needed any more."""
-        self.loss, self.output = self.loss.detach(), None
+        """The graph of the centre's loss is not needed any more."""
+        self.loss = self.loss.detach()
+        _, aux, has_aux = split(self.output)
+        self.output = (self.loss, aux) if has_aux else self.loss
+        self._centre = replace(self._centre, output=self.output, loss=self.loss, roots=[])
 
     def signs(self, sigma: Directions | None, step: Tensor | float, track: bool) -> Signs | None:
         """The examples' own directions at that distance."""

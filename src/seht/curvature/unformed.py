@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht.curvature.rearrangement import Rows, follow
+from seht.operators.rules import called
 from seht.operators.table import MOVEMENT, PICKS
 from seht.tensors.memory import version
 from seht.tensors.trees import mapped
@@ -137,9 +138,9 @@ class Unformed(Tensor):
             found = first._moved(func, args[1:], kwargs)
             if found is not None:
                 return found
-        name = getattr(func, "__name__", str(func))
+        by = called(func)
         args, kwargs = mapped(
-            (args, kwargs), lambda t: t.form(name) if isinstance(t, Unformed) else t
+            (args, kwargs), lambda t: t.form(by) if isinstance(t, Unformed) else t
         )
         return func(*args, **kwargs)
 

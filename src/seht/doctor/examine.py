@@ -16,9 +16,9 @@ from seht.doctor.regime import find_regime
 from seht.doctor.report import DoctorReport, two_lines
 from seht.doctor.shares import PROBES, measure_shares
 from seht.measure.keep import untouched
-from seht.measure.objective import LossFn
 from seht.measure.progress import Report, Reporter
 from seht.probes import check_seed
+from seht.task import LossFn
 
 _STAGES = ("curvature", "gradient", "regime", "share", "cost")
 _SHORT = 5.0

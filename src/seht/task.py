@@ -185,7 +185,7 @@ def split(output: Any) -> tuple[Any, Any, bool]:
 
 
 def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
-    """Refuse what is no loss. Whether it is finite is checked later, with the other values."""
+    """Refuse what cannot be a loss. Whether it is finite is checked later, with other values."""
     if inspect.isgenerator(loss) or inspect.iscoroutine(loss):
         loss.close()
         raise TypeError(

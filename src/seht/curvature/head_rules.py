@@ -26,7 +26,8 @@ from seht.operators.table import SHARP
 from seht.tensors.trees import tensors
 
 WORTH = (1 << 20, 2)
-"""Fewer logits are formed, and those of which there are not so many for each hidden state."""
+"""Logits are formed if there are fewer than the first number of them, or if they are at most the
+second number of times as many as the numbers in the hidden states."""
 _HESSIAN = 4
 """So many times as many for tr(H), whose passes have a gradient each: with fewer the loop is slower
 than what it replaces (an LSTM with 2 million logits: 3.9 plain steps, not 3.4)."""

@@ -29,8 +29,8 @@ _FAINT, _PATIENCE = 0.001, 100
 wrong labels, where it gains 9 points at a quarter of the loss, it gained 0.6 at 0.01 to 0.02 of it
 (docs/which-weight.md)."""
 _GONE = 1e-9
-"""A trace of less than that part of the loss is that of a network whose outputs have stopped to
-depend on its weights; no weight is too small for it."""
+"""With a trace of less than that part of the loss the network's outputs no longer depend on its
+weights: the weight of the penalty was too large, not too small."""
 
 
 class Account:

@@ -74,7 +74,7 @@ def unknown(what: str, given: object, known: Iterable[object]) -> str:
 
 
 def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:
-    """Refuse what is no whole number of at least ``least``."""
+    """Refuse everything but whole numbers of at least ``least``."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
@@ -84,7 +84,7 @@ def check_count(name: str, value: object, least: int = 1, *, optional: bool = Fa
 
 
 def check_positive(name: str, value: Any, *, optional: bool = False) -> None:
-    """Refuse what is no finite number above 0."""
+    """Refuse everything but finite numbers above 0."""
     if value is None and optional:
         return
     said = f"{name} must be a positive finite number, not {value!r}"

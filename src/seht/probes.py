@@ -85,11 +85,8 @@ def choose(model: nn.Module, params: ParamSpec = None) -> Chosen:
 
 def quantised(model: nn.Module) -> list[str]:
     """The weights that are integers, as in a quantised base model."""
-    return [n for n, w in model.named_parameters() if w.dim() > 1 and not _floating(w)]
-
-
-def _floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    weights = [(n, w) for n, w in model.named_parameters() if w.dim() > 1]
+    return [n for n, w in weights if not (w.is_floating_point() or w.is_complex())]
 
 
 def _match(

@@ -19,6 +19,9 @@ from seht.tensors.memory import is_dtensor, own_part
 Closure = Callable[[], Any]
 """Computes the loss: a scalar, or ``(scalar, aux)``."""
 
+LossFn = Callable[[nn.Module, Any], Any]
+"""``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""
+
 Directions = dict[str, Tensor]
 """One probe: for each drawn tensor its part of the direction, int8 signs or floating numbers."""
 
@@ -182,7 +185,7 @@ def split(output: Any) -> tuple[Any, Any, bool]:
 
 
 def check_loss(loss: Any, *, graph: bool = True) -> Tensor:
-    """Refuse what is no loss. Whether it is finite is checked later, with the other values."""
+    """Refuse what cannot be a loss. Whether it is finite is checked later, with other values."""
     if inspect.isgenerator(loss) or inspect.iscoroutine(loss):
         loss.close()
         raise TypeError(

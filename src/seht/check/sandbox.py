@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,11 +17,10 @@ from seht.check.tape import Tape
 from seht.course import make_task
 from seht.estimators import Estimator, SehtH
 from seht.replay.state import BorrowedBuffers
-from seht.task import Task, check_loss, split
+from seht.task import LossFn, Task, check_loss, split
 from seht.tensors.random_state import seed_cpu
 from seht.tensors.trees import mapped
 
-LossFn = Callable[[nn.Module, Any], Any]
 Gradient = dict[str, Tensor]
 _DRAWS = 10_000
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from seht import estimators, functional, probes
 from seht.check.judge import Truths, judge
 from seht.check.report import CheckReport, EngineReport
-from seht.check.sandbox import Form, LossFn, Sandbox, copied, copy_model, one_line
+from seht.check.sandbox import Form, Sandbox, copied, copy_model, one_line
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
@@ -29,7 +29,7 @@ from seht.errors import check_count
 from seht.estimators import Estimator
 from seht.replay.closures import check_arguments
 from seht.replay.state import BorrowedBuffers
-from seht.task import check_loss, split
+from seht.task import LossFn, check_loss, split
 from seht.tensors.random_state import own_randomness
 
 __all__ = ["CheckReport", "EngineReport", "check"]

@@ -44,7 +44,7 @@ class NotTwice(RuntimeError):
 
 
 class NoCurvature(RuntimeError):
-    """The loss has none in the outputs, on any batch."""
+    """The loss has no curvature in the outputs, on any batch."""
 
 
 def linear() -> NoCurvature:
@@ -58,7 +58,7 @@ def linear() -> NoCurvature:
 
 @contextmanager
 def twice() -> Iterator[None]:
-    """Differentiate a loss for the second time, and say what to do where it has one only."""
+    """Around the second derivative of a loss: says what to do if the loss has only a first one."""
     try:
         yield
     except NotTwice:

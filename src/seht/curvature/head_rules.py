@@ -21,12 +21,13 @@ from seht.curvature.cross_entropy import CrossEntropy, linear_in
 from seht.curvature.head_loop import KeptRows
 from seht.curvature.head_losses import HeadLosses, RowLosses
 from seht.curvature.unformed import Head, KeepLogits, Unformed
-from seht.operators.rules import Rule, first, untaped
+from seht.operators.rules import Mode, Rule, first, untaped
 from seht.operators.table import SHARP
 from seht.tensors.trees import tensors
 
 WORTH = (1 << 20, 2)
-"""Fewer logits are formed, and those of which there are not so many for each hidden state."""
+"""Logits are formed if there are fewer than the first number of them, or if they are at most the
+second number of times as many as the numbers in the hidden states."""
 _HESSIAN = 4
 """So many times as many for tr(H), whose passes have a gradient each: with fewer the loop is slower
 than what it replaces (an LSTM with 2 million logits: 3.9 plain steps, not 3.4)."""
@@ -77,7 +78,7 @@ class Losses:
             return {}  # the centre has formed them, and rounded as it did so
         values = list(self._values)
 
-        def again(mode: Any, _: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        def again(mode: Mode, _: Any, func: Any, args: Any, kwargs: Any) -> Any:
             call = RowLosses.match(args, kwargs)
             known = values.pop(0) if values else None
             if call is None:
@@ -94,7 +95,7 @@ class Losses:
             found[F.linear] = untaped(partial(_linear, least))
         return found
 
-    def _record(self, mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, None]:
+    def _record(self, mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, None]:
         call = RowLosses.match(args, kwargs)
         if call is None:
             if self._waiting and isinstance(first(args, kwargs), Unformed):
@@ -144,13 +145,13 @@ class Losses:
         return [call.term(slope) for (call, _), slope in zip(self._found, slopes, strict=True)]
 
 
-def _otherwise(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _otherwise(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     """A loss of other logits, in float64 where that costs nothing."""
     rule = SHARP.get(func) if mode.sharp else None
     return func(*args, **kwargs) if rule is None else rule.replay(mode, None, func, args, kwargs)
 
 
-def _linear(least: int, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _linear(least: int, mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     hidden, weight, bias = [None] * 3 if kwargs else [*args, None][:3]
     if (
         type(hidden) is Tensor

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -20,26 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seht.curvature.rearrangement import Rows, follow
+from seht.operators.operator import METADATA
+from seht.operators.rules import called
 from seht.operators.table import MOVEMENT, PICKS
 from seht.tensors.memory import version
 from seht.tensors.trees import mapped
 
-_CONTENT = {"data", "_base", "T", "mT", "H", "mH", "real", "imag"}
-_METADATA = frozenset(
-    attribute.__get__
-    for name, attribute in vars(torch._C.TensorBase).items()
-    if isinstance(attribute, GetSetDescriptorType) and name not in _CONTENT
-) | {
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.numel,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.stride,
-    torch.Tensor.is_contiguous,
-}
+_GRADIENTS: Any = (torch.Tensor.grad, torch.Tensor._grad)
+_METADATA = METADATA | {torch.Tensor.is_contiguous, *(grad.__get__ for grad in _GRADIENTS)}
 _MOVES = MOVEMENT | PICKS | {torch.Tensor.index_select, torch.index_select}
 _CASTS = {torch.Tensor.float: torch.float32, torch.Tensor.double: torch.float64}
-
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -137,9 +126,9 @@ class Unformed(Tensor):
             found = first._moved(func, args[1:], kwargs)
             if found is not None:
                 return found
-        name = getattr(func, "__name__", str(func))
+        by = called(func)
         args, kwargs = mapped(
-            (args, kwargs), lambda t: t.form(name) if isinstance(t, Unformed) else t
+            (args, kwargs), lambda t: t.form(by) if isinstance(t, Unformed) else t
         )
         return func(*args, **kwargs)
 

@@ -76,7 +76,25 @@ class FSDPRanks(Ranks):
 
     def settle(self, engine: str, estimator: object, *, lean: bool, elsewhere: bool) -> None:
         """Only the lean form of the difference engine; weights on their shards."""
-        refuse_forms(engine, estimator, lean=lean, elsewhere=elsewhere)
+        sharded = "the model is sharded by fully_shard, "
+        if engine != "difference":
+            raise RuntimeError(
+                f"{sharded}through which engine={engine!r} cannot differentiate twice; leave "
+                "engine= out and call penalty.backward(closure)"
+            )
+        if isinstance(estimator, SehtS):
+            raise RuntimeError(
+                f"{sharded}and estimator='seht-s' needs whole weights; use estimator='seht-h'"
+            )
+        if elsewhere:
+            raise RuntimeError(
+                f"{sharded}where on= has no form; leave it out (every= makes a penalty cheaper)"
+            )
+        if not lean:
+            raise RuntimeError(
+                f"{sharded}whose weights are gathered anew in a backward pass that comes later; "
+                "call penalty.backward(closure) in place of penalty(closure) and loss.backward()"
+            )
         self.shards.reshard()
 
     # --- numbers ------------------------------------------------------------------------------
@@ -124,8 +142,15 @@ class FSDPRanks(Ranks):
 
     @contextmanager
     def estimating(self, weights: dict[str, Tensor]) -> Iterator[None]:
-        """If the block fails, make FSDP forget the pass."""
-        refuse_half(weights)
+        """Refuse half precision, as shards have no float32 copies. If the block fails, make FSDP
+        forget the pass.
+        """
+        for name, w in weights.items():
+            if w.dtype in HALVES:
+                raise TypeError(
+                    f"{name} is {w.dtype}, and shards have no float32 copies; keep the weights of "
+                    "a sharded model in float32"
+                )
         self.shards.refuse_partial()
         with self.shards.cleaned():
             yield
@@ -144,52 +169,12 @@ class FSDPRanks(Ranks):
 
     def passes(self, plan: Plan) -> Passes:
         """Passes over the shards, whose graphs cannot be kept."""
-        with refuse_kept():
+        try:
             centre = record(plan, self.shards.hidden)
+        except KeepGraph:
+            raise RuntimeError(
+                "the model is sharded by fully_shard, whose graph serves one backward pass at "
+                "once; remove backward hooks inside the network, and gradients that the closure "
+                "takes itself, on penalised steps"
+            ) from None
         return ShardedPasses(plan, centre, self.shards)
-
-
-def refuse_forms(engine: str, estimator: object, *, lean: bool, elsewhere: bool) -> None:
-    """Refuse what a sharded model does not have, and name what it has."""
-    sharded = "the model is sharded by fully_shard, "
-    if engine != "difference":
-        raise RuntimeError(
-            f"{sharded}through which engine={engine!r} cannot differentiate twice; leave engine= "
-            "out and call penalty.backward(closure)"
-        )
-    if isinstance(estimator, SehtS):
-        raise RuntimeError(
-            f"{sharded}and estimator='seht-s' needs whole weights; use estimator='seht-h'"
-        )
-    if elsewhere:
-        raise RuntimeError(
-            f"{sharded}where on= has no form; leave it out, and use every= for a cheaper penalty"
-        )
-    if not lean:
-        raise RuntimeError(
-            f"{sharded}whose weights are gathered anew in a backward pass that comes later; call "
-            "penalty.backward(closure) in place of penalty(closure) and loss.backward()"
-        )
-
-
-@contextmanager
-def refuse_kept() -> Iterator[None]:
-    """Refuse a closure that needs the centre's graph after its pass."""
-    try:
-        yield
-    except KeepGraph:
-        raise RuntimeError(
-            "the model is sharded by fully_shard, whose graph serves one backward pass at once; "
-            "remove backward hooks inside the network, and gradients that the closure takes "
-            "itself, on penalised steps"
-        ) from None
-
-
-def refuse_half(weights: dict[str, Tensor]) -> None:
-    """Shards have no float32 copies."""
-    for name, w in weights.items():
-        if w.dtype in HALVES:
-            raise TypeError(
-                f"{name} is {w.dtype}, and shards have no float32 copies; keep the weights of a "
-                "sharded model in float32"
-            )

@@ -92,7 +92,7 @@ class Ranks:
         return values
 
     def averaged(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gradients of this rank's examples as the optimiser sees them: those of all ranks."""
+        """The mean over ranks of each rank's own gradients, which is what the optimiser sees."""
         return parts
 
     def products(self, found: Tensor, leaves: Sequence[Tensor]) -> Tensor:

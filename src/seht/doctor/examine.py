@@ -16,9 +16,9 @@ from seht.doctor.regime import find_regime
 from seht.doctor.report import DoctorReport, two_lines
 from seht.doctor.shares import PROBES, measure_shares
 from seht.measure.keep import untouched
-from seht.measure.objective import LossFn
 from seht.measure.progress import Report, Reporter
 from seht.probes import check_seed
+from seht.task import LossFn
 
 _STAGES = ("curvature", "gradient", "regime", "share", "cost")
 _SHORT = 5.0
@@ -109,11 +109,11 @@ def _examine(
     mode = "train" if patient.model.training else "eval"
     if mode == "eval":
         notes.append(
-            "the model is in evaluation mode, and so was measured; call model.train() first, as "
+            "the model is in evaluation mode and was measured in it; call model.train() first, as "
             "the training does"
         )
     if patient.compiled:
-        notes.append("the model is compiled, and was examined without: costs are not those of it")
+        notes.append("the model is compiled and was examined uncompiled: its own costs are others")
     if not report.ok and len(checks) == 1:
         notes.append(
             "there was no time to check engine='autograd', which may be right here; raise budget="

@@ -14,10 +14,10 @@ from seht import probes
 from seht.check.sandbox import copied, copy_model, one_line
 from seht.distributed import ranks_of
 from seht.measure.data import Batches, cut, size_of
-from seht.measure.objective import LossFn, Objective
+from seht.measure.objective import Objective
 from seht.replay.closures import check_arguments
 from seht.replay.state import BorrowedBuffers
-from seht.task import check_loss, split
+from seht.task import LossFn, check_loss, split
 
 KEPT = 16
 """How many batches are read, of training and of held-out data each."""

@@ -63,7 +63,7 @@ class DoctorReport(PlainResult):
         if self.nothing:
             return (
                 "There is nothing to penalise: the loss has no curvature in the outputs, and the "
-                "network none that can be told from 0."
+                "network's own cannot be told from 0."
             )
         right = "The penalty's gradient is right on this model."
         return {

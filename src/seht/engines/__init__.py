@@ -2,8 +2,7 @@
 
 - ``autograd``: the paper's Algorithms 1 and 2 as printed.
 - ``difference``: the fast way; ``gauss_newton``: the same for the Gauss-Newton trace, with
-  ``head_sides`` where the logits are large. How far they step: ``step_plan``, ``step_size``,
-  ``looks``.
+  ``head_sides`` where the logits are large. How far they step: ``step_size``, ``looks``.
 - ``forward_only`` and ``products``: the value alone and products with vectors, for measuring.
 
 ``measure`` and ``check`` take what is named in ``__all__``, and nothing from inside.

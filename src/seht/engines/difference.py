@@ -31,8 +31,7 @@ from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
 from seht.engines.gauss_newton import gauss_newton
 from seht.engines.looks import compared
-from seht.engines.step_plan import DrawSteps, StepPlan
-from seht.engines.step_size import StepControl
+from seht.engines.step_size import DrawSteps, StepControl, StepPlan
 from seht.errors import check_positive
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory

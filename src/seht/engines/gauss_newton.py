@@ -33,7 +33,7 @@ from seht.curvature.output_curvature import Curvature
 from seht.curvature.unformed import Unformed
 from seht.engines.head_sides import LoopedHead, Probed, WaitingHead, through
 from seht.engines.looks import compared
-from seht.engines.step_plan import StepPlan
+from seht.engines.step_size import StepPlan
 from seht.replay.passes import Passes
 from seht.task import Directions, Estimate, check_loss, split
 from seht.tensors.gradients import Gradient, Stored, add, left_out, times

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-_COARSE = 100  # rounding beyond so many times what is to be expected is something else
+_COARSE = 100  # what looks like rounding, but is so many times what to expect, is something else
 _DOUBTFUL = 0.2  # above this error the gradient's own length is not taken for granted
 
 

@@ -34,9 +34,10 @@ from typing_extensions import Unpack
 from seht.engines import loss_in_logits
 from seht.errors import check_positive
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.objective import DataOptions, LossFn, Objective, measuring
+from seht.measure.objective import DataOptions, Objective, measuring
 from seht.measure.results import PlainResult
 from seht.probes import generator, mix
+from seht.task import LossFn
 
 _EXACT = 256
 """Up to so many classes the trace in the logits is exact: one product for each class."""

@@ -27,9 +27,10 @@ from seht.errors import check_count, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import lanczos
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.objective import CurvatureOptions, HessianProduct, LossFn, measuring
+from seht.measure.objective import CurvatureOptions, HessianProduct, measuring
 from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
+from seht.task import LossFn
 
 
 @dataclass(frozen=True)

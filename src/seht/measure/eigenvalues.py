@@ -21,15 +21,10 @@ from seht.extras import need
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends, lanczos
 from seht.measure.numbers import duration, number, said
-from seht.measure.objective import (
-    CurvatureOptions,
-    HessianProduct,
-    LossFn,
-    Measurement,
-    measuring,
-)
+from seht.measure.objective import CurvatureOptions, HessianProduct, Measurement, measuring
 from seht.measure.progress import Reporter
 from seht.measure.results import PlainResult
+from seht.task import LossFn
 
 SOLVERS = ("arpack", "lanczos")
 _LOOK = 8

@@ -21,12 +21,9 @@ from seht.measure.keep import untouched
 from seht.measure.progress import Report, Reporter
 from seht.replay.closures import check_arguments
 from seht.replay.state import BorrowedBuffers, Weights, norm
-from seht.task import check_loss, split
+from seht.task import LossFn, check_loss, split
 from seht.tensors.random_state import own_randomness
 from seht.tensors.undo import uninterrupted
-
-LossFn = Callable[[nn.Module, Any], Any]
-"""``loss_fn(model, batch)``: the mean loss of a batch, a scalar or ``(scalar, aux)``."""
 
 
 class DataOptions(TypedDict, total=False):

@@ -82,7 +82,7 @@ class Probing:
         return abs(far - value) / 3 / abs(value) if value else None
 
     def _takes_wide(self, batch: Any) -> bool:
-        """Whether the loss works with outputs in float64: not every one mixes dtypes."""
+        """Whether the loss works with outputs in float64: not every loss takes mixed dtypes."""
         try:
             self.objective.evaluated(self._closure(batch, wide=True))
         except Exception:

@@ -21,10 +21,11 @@ from seht.errors import check_count, check_positive, warn
 from seht.measure.data import kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.objective import LossFn, Measurement, Options, measuring
+from seht.measure.objective import Measurement, Options, measuring
 from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
 from seht.measure.trace import read
+from seht.task import LossFn
 
 LAYER_BITS = 4
 

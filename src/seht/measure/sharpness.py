@@ -25,9 +25,10 @@ from typing_extensions import Unpack
 from seht.errors import check_count, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
-from seht.measure.objective import LossFn, Measurement, Options, measuring
+from seht.measure.objective import Measurement, Options, measuring
 from seht.measure.results import PlainResult
 from seht.measure.stats import mean_error
+from seht.task import LossFn
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from torch import nn
 from typing_extensions import Unpack
 
 from seht.measure.eigenvalues import EigenvaluesResult, Search
-from seht.measure.objective import LossFn, Options, measuring
+from seht.measure.objective import Options, measuring
 from seht.measure.results import PlainResult
+from seht.task import LossFn
 
 
 @dataclass(frozen=True)

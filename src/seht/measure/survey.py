@@ -19,13 +19,13 @@ from seht.measure.eigenvalues import EigenvaluesResult, eigenvalues
 from seht.measure.keep import evaluating
 from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.numbers import aligned, duration, number, with_error
-from seht.measure.objective import LossFn
 from seht.measure.progress import Report
 from seht.measure.results import TraceResult
 from seht.measure.robustness import LAYER_BITS, RobustnessResult, check_floating, robustness
 from seht.measure.sharpness import SharpnessResult, sharpness
 from seht.measure.stability import StabilityResult, stability
 from seht.measure.trace import trace
+from seht.task import LossFn
 from seht.tensors.trees import is_batch
 
 PARTS = (

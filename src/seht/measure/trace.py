@@ -20,11 +20,12 @@ from typing_extensions import Unpack
 from seht.engines import Replicates
 from seht.errors import check_count, check_positive, unknown
 from seht.measure.data import MICRO_BATCH
-from seht.measure.objective import CurvatureOptions, LossFn, Measurement, measuring
+from seht.measure.objective import CurvatureOptions, Measurement, measuring
 from seht.measure.probing import Probing
 from seht.measure.results import Layer, TraceResult
 from seht.measure.stats import Pooled, Visit, pool, sampling_error
 from seht.probes import mix
+from seht.task import LossFn
 from seht.tensors.trees import is_batch
 
 METHODS = ("auto", "per-sample", "shared")

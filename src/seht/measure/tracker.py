@@ -13,9 +13,9 @@ from torch import nn
 from seht.errors import check_count
 from seht.measure.data import reads_once
 from seht.measure.keep import evaluating
-from seht.measure.objective import LossFn
 from seht.measure.results import TraceResult
 from seht.measure.trace import trace
+from seht.task import LossFn
 
 
 @dataclass(frozen=True)

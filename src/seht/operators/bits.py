@@ -28,7 +28,7 @@ def pack(mask: Tensor) -> tuple[Tensor, torch.Size, tuple[int, ...]] | None:
 
 
 def unpack(packed: tuple[Tensor, torch.Size, tuple[int, ...]], dtype: torch.dtype) -> Tensor:
-    """The mask again, as numbers 0 and 1 of the type that they are to be multiplied with."""
+    """The mask again, as numbers 0 and 1 of this type."""
     bits, shape, stride = packed
     eights = _table(str(bits.device), dtype).index_select(0, bits.int())
     return eights.as_strided(shape, stride)

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from types import GetSetDescriptorType
 from typing import Any, TypeAlias
 
 import torch
@@ -113,3 +114,15 @@ IN_PLACE = frozenset(
     if callable(getattr(home, n))
 )
 """Functions that write into their first argument."""
+
+_TENSORS = {"data", "grad", "_grad", "_base", "T", "mT", "H", "mH", "real", "imag"}
+METADATA = frozenset(
+    {
+        attribute.__get__
+        for name, attribute in vars(torch._C.TensorBase).items()
+        if isinstance(attribute, GetSetDescriptorType) and name not in _TENSORS
+    }
+    | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride}
+    | {torch.Tensor.is_floating_point, torch.is_floating_point}
+)
+"""``dtype``, ``shape`` and the like: they compute nothing, and a closure may look them up once."""

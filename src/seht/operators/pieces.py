@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seht.errors import KinkError
 from seht.operators.bits import masked, pack
-from seht.operators.rules import Mode, Rule, first, write_back
+from seht.operators.rules import Mode, Rule, called, first, write_back
 from seht.tensors.graph_need import kept_graph
 from seht.tensors.memory import laid_out, layout_of
 
@@ -124,7 +124,7 @@ def _refuse_mixing(
     for leaf, slope, own in zip(leaves, slopes, found, strict=True):
         if y.shape != leaf.shape or not torch.allclose(own, others * slope, 1e-3, equal_nan=True):
             raise KinkError(
-                f"{getattr(func, '__name__', func)} is registered as 'linear', but an entry of its "
+                f"{called(func)} is registered as 'linear', but an entry of its "
                 "result depends on other entries of its argument; register a pair (record, "
                 "replay), or the part of it that works entry by entry"
             )

@@ -43,6 +43,8 @@ class Mode(Protocol):
     random: RandomState
     compact: bool
     """Keep masks instead of outputs."""
+    sharp: bool
+    """Whether losses are taken in float64 where that costs nothing."""
 
     @property
     def tracker(self) -> Follower | None:
@@ -160,10 +162,15 @@ def opened(function: Any) -> Rule:
     return composed(inner)
 
 
+def called(func: Any) -> str:
+    """What to call a function in a message."""
+    return getattr(func, "__name__", str(func))
+
+
 def refuse(func: Any, reason: str) -> NoReturn:
     """Raise: this function has no rule."""
     raise KinkError(
-        f"{getattr(func, '__name__', func)} {reason}, and the difference engine has no "
+        f"{called(func)} {reason}, and the difference engine has no "
         "rule to freeze it; use engine='autograd', or teach it with seht.register_kink"
     )
 

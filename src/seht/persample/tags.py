@@ -103,7 +103,7 @@ class Tags:
                 "custom autograd.Function with seht.register_kink)"
             )
         return Broken(
-            f"{node.name()} comes out of what PyTorch does not show, such as torch.func and "
+            f"{node.name()} was computed where PyTorch shows no operations, as in torch.func and "
             "torch.vmap (take gradients inside the closure with torch.autograd.grad(..., "
             "create_graph=True))"
         )

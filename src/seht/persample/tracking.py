@@ -64,10 +64,6 @@ class ExampleTracker(Tags):
         """Tag what the outermost calls of the model are given."""
         return Inputs(self._model, self).watching()
 
-    def moving(self) -> set[str]:
-        """The weights with a direction for each example."""
-        return self.weights.moving()
-
     def hold(self) -> None:
         """Batch statistics are held."""
         self.holds = True
@@ -161,7 +157,8 @@ class ExampleTracker(Tags):
         """target[index] = value: where the value's examples lie in the target."""
         target, index, value = call.args
         known = self.get(target)
-        for axis in [known] if isinstance(known, Axis) else self._possible(target):
+        possible = [Axis(d) for d, size in enumerate(target.shape) if size == self.n]
+        for axis in [known] if isinstance(known, Axis) else possible:
             slot = Call(torch.Tensor.__getitem__, (target, index), {}, [target], [axis],
                         target[index], self.n, self.hidden)  # fmt: skip
             place = AXES[torch.Tensor.__getitem__](slot)
@@ -171,9 +168,6 @@ class ExampleTracker(Tags):
             if isinstance(tag, Axis) and place == tag.at(tag.dim + slot.out.dim() - value.dim()):
                 return axis
         return couples(call)
-
-    def _possible(self, tensor: Tensor) -> list[Axis]:
-        return [Axis(d) for d, size in enumerate(tensor.shape) if size == self.n]
 
     def _owned(self, call: Call, out: Tensor, tag: Tag | None) -> Tag | None:
         """With ``coupling="own"``: keep the axis of the examples, if the output still has it."""
@@ -203,7 +197,7 @@ class ExampleTracker(Tags):
         if isinstance(tag, Broken) and self.coupling != "own":
             raise no_sum(tag.reason, self.layout.dim)
         met = self.weights.varied | self.weights.shared.keys()
-        if met and not self.moving():
+        if met and not self.weights.moving():
             name, why = next(iter(self.weights.shared.items()))
             raise no_sum(
                 f"no probed weight meets the examples on its own: {name} for one: {why}",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from seht.operators.rules import called
 from seht.operators.table import MOVEMENT
 
 
@@ -94,4 +95,4 @@ class ProbedWeights:
                         Part(part.name, (*part.path, step)),
                     )
             else:
-                self.share(part, f"used by {getattr(func, '__name__', func)}")
+                self.share(part, f"used by {called(func)}")

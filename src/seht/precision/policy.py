@@ -210,8 +210,8 @@ class Precision:
     def scaled(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None] | None
     ) -> tuple[list[Tensor], Tensor] | None:
-        """In float16: cotangents at a size that neither underflows nor overflows, and the way back.
-        None where nothing is to be done.
+        """In float16: cotangents at a size that neither underflows nor overflows, and the factor
+        that undoes it; None where no scaling is needed.
         """
         if self.scale == 1:
             return None

@@ -27,8 +27,8 @@ from seht.tensors.trees import StandIns
 
 
 class Leaves:
-    """The leaves of one estimate. ``made`` do not belong to the model: later passes may make them
-    anew. A graph ``older`` than the closure is the user's, and survives.
+    """The leaves of one estimate. Those in ``made`` do not belong to the model, and later passes
+    may make them anew. A graph that is ``older`` than the closure is the user's and is kept.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seht.errors import ExampleError
 from seht.operators.constants import DETACH
+from seht.operators.operator import METADATA
 from seht.operators.rules import Rule, depends
 from seht.operators.table import KINKS, RANDOM, SHARP
 from seht.persample.errors import COMPILED
@@ -26,17 +26,6 @@ from seht.tensors.random_state import RandomState
 from seht.tensors.undo import break_in
 
 _VIEWS = torch._C._set_view_replay_enabled
-_TENSORS = {"data", "grad", "_grad", "_base", "T", "mT", "H", "mH", "real", "imag"}
-_METADATA = frozenset(
-    {
-        attribute.__get__
-        for name, attribute in vars(torch._C.TensorBase).items()
-        if isinstance(attribute, GetSetDescriptorType) and name not in _TENSORS
-    }
-    | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride}
-    | {torch.Tensor.is_floating_point, torch.is_floating_point}
-)
-"""``dtype``, ``shape`` and the like: they compute nothing, and a closure may look them up once."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ class PassMode(TorchFunctionMode):
         break_in()
         if any_autocast():
             self.precision.meet()
-        if func in _METADATA:
+        if func in METADATA:
             out = func(*args, **kwargs)
             return wide(out) if self.precision.widens else out
         if CompileContext.try_get() is not None:  # the compiler's own calls, not the model's

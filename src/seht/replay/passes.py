@@ -55,7 +55,7 @@ class Passes:
             reached, made = list(self.used.values()), []
         self.leaves = self._leaves(reached, made)
         """What the loss depends on."""
-        moving = set() if centre.tracker is None else centre.tracker.moving()
+        moving = set() if centre.tracker is None else centre.tracker.weights.moving()
         self.weights = self._movable({n for n in moving if n in self.used})
         self.prefix = self._kept_prefix()
         """What comes before the first drawn weight, where it is replayed."""

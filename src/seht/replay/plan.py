@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def ggn(self) -> bool:
-        """Whether the trace is that of the Gauss-Newton matrix."""
+        """Whether the trace of the Gauss-Newton matrix is meant."""
         return self.task.curvature == "ggn"
 
     @property

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from seht.errors import KinkError
 from seht.operators.constants import DETACH, offset
 from seht.operators.operator import IN_PLACE
-from seht.operators.rules import KeepGraph, Rule, first
+from seht.operators.rules import KeepGraph, Rule, called, first
 from seht.persample import recurrent
 from seht.persample.tracking import ExampleTracker
 from seht.replay.followed import Aliases, Intermediates
 from seht.replay.mode import PassMode, Setting, idle
 from seht.replay.prefix import Prefix
 from seht.replay.state import compiles
-from seht.replay.witness import Witness, name
+from seht.replay.witness import Witness
 from seht.tensors.memory import Layout, layout_of, root_of, shares_memory, version
 from seht.tensors.process import ASKED
 from seht.tensors.trees import copies, tensors
@@ -114,7 +114,7 @@ class Recorder(PassMode):
                 return self._inner.follow(args, kwargs, func(*args, **kwargs))
         if rule.taped and hidden:
             raise KinkError(
-                f"{name(func)} inside a custom autograd.Function decides something that the "
+                f"{called(func)} inside a custom autograd.Function decides something that the "
                 "difference engine cannot freeze; wrap its apply with seht.register_kink, or use "
                 "engine='autograd'"
             )

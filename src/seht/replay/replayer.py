@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seht.operators.rules import Rule
+from seht.operators.rules import Rule, called
 from seht.persample.signs import Signs
 from seht.replay.mode import Generators, PassMode, idle
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import ASSIGN, SWITCH, Recorder
-from seht.replay.witness import Witness, name, unrepeatable
+from seht.replay.witness import Witness, unrepeatable
 from seht.tensors.memory import Layout, laid_out
 from seht.tensors.process import ASKED, REPLAYING
 from seht.tensors.trees import StandIns, alike, copies, tensors
@@ -133,7 +133,7 @@ class Replayer(PassMode):
         assert self._prefix is not None
         known = self._prefix.calls[self._skipped][0]
         if known != func:
-            raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
+            raise unrepeatable(f"it called {called(func)} where it had called {called(known)}")
         self._skipped += 1
         return self._prefix.again(self._skipped - 1, self.stand_ins)
 
@@ -153,10 +153,10 @@ class Replayer(PassMode):
         while self._next < len(self._tape) and self._left_out(call):
             self._next += 1
         if self._next == len(self._tape):
-            raise unrepeatable(f"it decided more than before, at {name(func)}")
+            raise unrepeatable(f"it decided more than before, at {called(func)}")
         known, decision, copy, layout = self._tape[self._next]
         if known != call:
-            raise unrepeatable(f"it called {name(func)} where it had called {name(known[0])}")
+            raise unrepeatable(f"it called {called(func)} where it had called {called(known[0])}")
         self._used.append(self._next)
         self._next += 1
         return (copies(decision) if copy else decision), layout
@@ -172,7 +172,7 @@ class Replayer(PassMode):
         while self._next < len(self._tape) and self._left_out(None):
             self._next += 1
         if self._next != len(self._tape):
-            raise unrepeatable(f"it never came to {name(self._tape[self._next][0][0])} again")
+            raise unrepeatable(f"it never came to {called(self._tape[self._next][0][0])} again")
         for used, after in pairwise([*self._used, len(self._tape)]):
             known = self._tape[used][0]
             if any(
@@ -181,8 +181,8 @@ class Replayer(PassMode):
                 for place in range(used + 1, after)
             ):
                 raise unrepeatable(
-                    f"it left out one {name(known[0])} and not another, and which one is not to be "
-                    "told; return what a metric needs as aux instead of asking seht.replaying()"
+                    f"it left out one {called(known[0])} and not another, and nothing tells which; "
+                    "return what a metric needs as aux instead of asking seht.replaying()"
                 )
         if not self.random.equals(end):
             raise unrepeatable("it drew other random numbers than before")

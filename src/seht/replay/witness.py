@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 
 from seht.errors import UnrepeatableError
 from seht.operators.operator import IN_PLACE
-from seht.operators.rules import depends
+from seht.operators.rules import called, depends
 from seht.operators.table import RANDOM
 from seht.tensors.memory import layout_of, root_of, version
 from seht.tensors.trees import tensors
@@ -136,7 +136,7 @@ class Witness:
             return
         if len(self._calls) < len(self._before._calls):
             func = self._before._calls[len(self._calls)][0]
-            raise unrepeatable(f"it never came to {name(func)} again")
+            raise unrepeatable(f"it never came to {called(func)} again")
 
     def _describe(self, value: Any, target: Any, found: list[Any]) -> None:
         if isinstance(value, Tensor):
@@ -197,18 +197,18 @@ class Witness:
         if place >= len(self._before._calls):
             if self._before.blind:
                 return None
-            raise unrepeatable(f"it did more than before, from {name(func)} on")
+            raise unrepeatable(f"it did more than before, from {called(func)} on")
         known, before = self._before._calls[place]
         if known != func:
-            raise unrepeatable(f"it called {name(func)} where it had called {name(known)}")
+            raise unrepeatable(f"it called {called(func)} where it had called {called(known)}")
         if len(before) != len(found):
-            return f"{name(func)} was given something else than before"
+            return f"{called(func)} was given something else than before"
         for old, new in zip(before, found, strict=True):
             if isinstance(old, _Outside):
                 if not old.same_as(new):
-                    return f"{name(func)} read another tensor from outside than before"
+                    return f"{called(func)} read another tensor from outside than before"
             elif old != new:
-                return f"{name(func)} was given another argument than before"
+                return f"{called(func)} was given another argument than before"
         return None
 
 
@@ -242,8 +242,3 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.shape == b.shape and a.device == b.device and torch.equal(a, b)
-
-
-def name(func: Any) -> str:
-    """What to call a function in a message."""
-    return getattr(func, "__name__", str(func))

@@ -18,13 +18,12 @@ from seht.replay.checkpoints import checkpoints
 from seht.replay.replayer import extra_run
 from seht.replay.state import BorrowedBuffers
 from seht.strength.products import Vector, trainable, vector
-from seht.task import Closure, Task, check_loss, split
+from seht.task import Closure, LossFn, Task, check_loss, split
 from seht.tensors.graph import hooks_of, muted
 from seht.tensors.process import own_gradients
 from seht.tensors.random_state import RandomState, seed_cpu
 from seht.tensors.trees import is_batch
 
-LossFn = Callable[[nn.Module, Any], Any]
 _SIZE = 128
 """The most examples of a data set that one look reads."""
 

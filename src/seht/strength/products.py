@@ -52,8 +52,8 @@ class Preconditioner:
         return any(id(parameter) in self._factors for parameter in parameters.values())
 
     def inner(self, a: Vector, b: Vector, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The inner products of their parts, in float64, one for each parameter. What the optimiser
-        does not hold it does not move.
+        """The inner products of their parts, in float64, one for each parameter; 0 for a parameter
+        that the optimiser does not hold, and so does not move.
         """
         found = torch.zeros(len(parameters), dtype=torch.float64)
         other = 0.0 if self.holds(parameters) else 1.0

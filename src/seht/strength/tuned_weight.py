@@ -46,7 +46,7 @@ class TunedWeight(ShareWeight):
         return self._position.share(self._tuning) * self._phase.part * self._unit
 
     def with_held_out(self) -> Weight:
-        """What it needs."""
+        """This weight itself, which needs them."""
         return self
 
     def looks(self, step: int, schedule: Schedule) -> frozenset[str]:

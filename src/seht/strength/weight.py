@@ -88,7 +88,7 @@ class Weight:
             )
 
     def with_held_out(self) -> Weight:
-        """What it is where held-out data are given; most ways have no use for them."""
+        """The weight to use if held-out data are given; most kinds of weight refuse them."""
         raise ValueError(
             "held_out= is for weight='tuned', and this penalty has a weight or share of its own; "
             "leave weight= and share= out, or held_out="

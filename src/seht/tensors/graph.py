@@ -242,10 +242,6 @@ def hooks_of(modules: Iterable[nn.Module]) -> list[dict[Any, Any]]:
     return found + [hooks for hooks in GLOBAL_HOOKS if hooks]
 
 
-def _nothing(*_: Any) -> None:
-    """A hook that is there and does nothing."""
-
-
 def muted(hooks: list[dict[Any, Any]]) -> AbstractContextManager[None]:
     """These hooks do nothing in graphs that are made in the block.
 
@@ -270,4 +266,4 @@ def _muted(hooks: list[dict[Any, Any]]) -> Iterator[None]:
 
 def _mute(hooks: list[dict[Any, Any]]) -> None:
     for part in hooks:
-        part.update(dict.fromkeys(part, _nothing))
+        part.update(dict.fromkeys(part, lambda *_: None))

@@ -58,7 +58,7 @@ def kept_graph() -> Iterator[None]:
         with torch.enable_grad():
             yield
     else:
-        same = torch.autograd.graph.saved_tensors_hooks(_apart, _itself)
+        same = torch.autograd.graph.saved_tensors_hooks(_apart, lambda tensor: tensor)
         with torch.enable_grad(), same:
             yield
 
@@ -69,7 +69,3 @@ def _apart(tensor: Tensor) -> Tensor:
     """
     with torch._C.DisableTorchFunction():  # no operation of the model
         return tensor.detach()
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor

@@ -142,7 +142,7 @@ def refuse_others(weights: dict[str, Tensor], leaves: Iterable[Tensor]) -> None:
             if _address(leaf) and _address(weight) and _near(leaf, weight):
                 raise ValueError(
                     f"the parameter {name!r} and another tensor of the loss that requires a "
-                    f"gradient, of shape {tuple(leaf.shape)}, are two that lie in one memory; use "
+                    f"gradient, of shape {tuple(leaf.shape)}, share their memory; use "
                     "the parameter itself there, or a clone() of it"
                 )
 
@@ -216,7 +216,7 @@ def _told(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> str:
             f"give one its own (model.{other}.data = model.{other}.data.clone()), or compute it "
             "from the other in forward"
         )
-    return f"the parameters {name!r} and {other!r} are two that lie in one memory; {fix}"
+    return f"the parameters {name!r} and {other!r} share their memory; {fix}"
 
 
 # --- on ranks: ``DTensor`` ------------------------------------------------------------------------

@@ -51,13 +51,9 @@ def solid(tensors: Iterable[Tensor | None]) -> None:
     for node in walk(roots):
         if is_real_sign(node) and _SOLID not in node.metadata:
             node.metadata[_SOLID] = True
-            node.register_hook(_nothing)
+            node.register_hook(lambda gradients, _: tuple(None for _ in gradients))
 
 
 def is_real_sign(node: Any) -> bool:
     """Whether this is the derivative of a real sign: 0."""
     return node.name() == "SgnBackward0" and not node._input_metadata[0].dtype.is_complex
-
-
-def _nothing(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
-    return tuple(None for _ in gradients)

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from seht.operators.rules import called
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -181,7 +183,7 @@ class Call(NamedTuple):
     @property
     def name(self) -> str:
         """What to call the function in a message."""
-        return getattr(self.func, "__name__", str(self.func))
+        return called(self.func)
 
 
 Follow = Callable[[Call], Tag | None]

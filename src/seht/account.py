@@ -132,8 +132,10 @@ class Account:
         record = StepRecord(step, loss, trace, penalty, task.weight, tuple(task.weights))
         return total, record, everywhere
 
-    def note(self, record: StepRecord, task: Task, estimate: Estimate, engine: str) -> None:
-        """The step succeeded: let the engine keep what it learnt, and complete the record."""
+    def note(self, record: StepRecord, task: Task, estimate: Estimate, engine: str) -> float | None:
+        """The step succeeded: let the engine keep what it learnt, and complete the record; returns
+        the error.
+        """
         error = estimate.error if estimate.learn is None else estimate.learn()
         self._unmet.look(task.weights, estimate.unused, task.count, type(task.model).__name__)
         self._plain_loss = None
@@ -145,6 +147,7 @@ class Account:
             unused=estimate.unused,
             shared=estimate.shared,
         )
+        return error
 
     # --- state --------------------------------------------------------------------------------
 

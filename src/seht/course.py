@@ -186,12 +186,12 @@ class Course:
         total, record, everywhere = self.account.charge(
             task, estimate, step, self.ranks, steady=dose.steady, given=dose.given
         )
+        error = self.account.note(record, task, estimate, self.engine.name)
         if everywhere:  # all ranks take part in a look, or none
             precision = self.engine.precision
-            self.strength.look(dose, step, task, estimate, precision, self.ranks)
+            self.strength.look(dose, step, task, estimate, precision, self.ranks, error)
         if record.trace is not None and math.isfinite(record.trace):
             self.strength.weight.charged(record.trace)
-        self.account.note(record, task, estimate, self.engine.name)
         return total
 
     # --- state --------------------------------------------------------------------------------

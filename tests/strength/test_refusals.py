@@ -43,8 +43,10 @@ def loss_fn(model, batch):
 class Training:
     """In its middle: momentum, gradients and statistics are there."""
 
-    def __init__(self, *, steps=9, held_out=None, form="scalar", dropout=0.2, **options):
-        self.model, self.form = network(dropout), form
+    def __init__(
+        self, *, steps=9, held_out=None, form="scalar", dropout=0.2, model=None, **options
+    ):
+        self.model, self.form = model or network(dropout), form
         self.closure = loss_on(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
         if held_out is not None:
@@ -116,6 +118,17 @@ def noisily(training):
     return held_out
 
 
+def stepping(training):
+    """A step of training, given for a loss."""
+
+    def held_out():
+        loss = loss_on(training.model, XV, YV)()
+        training.optimizer.step()
+        return loss
+
+    return held_out
+
+
 ELSEWHERE = nn.Linear(2, 2)
 HELD_OUT = {
     "missing": (
@@ -162,6 +175,7 @@ HELD_OUT = {
         "the training closure itself.*; compute the loss on examples that are not trained on",
     ),
     "that fails": (noisily, KeyError, "mine"),
+    "a training step": (stepping, RuntimeError, r"^held_out calls SGD.step\(\).*only compute"),
 }
 
 
@@ -186,6 +200,25 @@ def test_held_out_data_that_nobody_gave(form, accumulate):
     training.refuses(ValueError, "weight='tuned' needs held-out data", training.step)
     training.step(held_out=loss_on(training.model, XV, YV))
     assert training.penalty.step == 1
+
+
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_a_look_with_a_backward_pass_or_a_penalty_inside(form):
+    """What a training step given as held_out does; nested penalties ended in a recursion."""
+    training = Training(weight="tuned", form=form)
+
+    def held_out():
+        loss = loss_on(training.model, XV, YV)()
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"^held_out leaves a gradient in 0.weight.grad"):
+        training.step(held_out=held_out)
+    boxed = []
+    inside = lambda t: ([(XV, YV)], lambda model, batch: boxed[0](loss_on(model, *batch)))
+    training = Training(weight="tuned", form=form, held_out=inside, steps=8)
+    boxed.append(training.penalty)
+    training.refuses(RuntimeError, "penalties cannot be nested", training.step)
 
 
 GIVEN = {
@@ -241,6 +274,27 @@ def test_a_loss_whose_gradient_is_zero(options, form):
         training.step(constant, **more)
     words = "gradient of the loss is zero in all weights.*; check that the closure computes"
     training.refuses(ValueError, words, lambda: training.step(constant, **more))
+
+
+@pytest.mark.parametrize("options", [{"share": 0.5}, {"weight": "tuned"}])
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_a_trace_that_is_only_rounding(options, form):
+    """Its share is that of noise: a weight of 40,000, and noise twice as large as the gradient."""
+    torch.manual_seed(0)
+    model, target = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)), X[:, :3].sin()
+    training = Training(steps=0, form=form, curvature="hessian", model=model, **options)
+    straight = lambda: F.l1_loss(training.model(X), target)
+    more = {"held_out": loss_on(training.model, XV, YV)} if "weight" in options else {}
+    for _ in range(4):
+        training.step(straight, **more)
+    state = training.penalty.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the engine's own
+        training.penalty.load_state_dict(state)
+        for _ in range(3):
+            training.step(straight, **more)
+        words = r"lost in rounding on each step.*; seht\.doctor says"
+        training.refuses(ValueError, words, lambda: training.step(straight, **more))
 
 
 @pytest.mark.parametrize(

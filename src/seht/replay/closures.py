@@ -47,8 +47,8 @@ class Guarded:
     ``.grad``: each run would do it again, and in a plain step it is hardly meant either.
     """
 
-    def __init__(self, model: nn.Module, closure: Closure) -> None:
-        self._model, self._closure = model, closure
+    def __init__(self, model: nn.Module, closure: Closure, name: str = "the closure") -> None:
+        self._model, self._closure, self._name = model, closure, name
         self._thread = threading.get_ident()
 
     def __call__(self) -> Any:
@@ -71,7 +71,7 @@ class Guarded:
     def _left(self, p: Tensor) -> RuntimeError:
         name = next((n for n, q in self._model.named_parameters() if q is p), "a parameter")
         return RuntimeError(
-            f"the closure leaves a gradient in {name}.grad: does it, or another thread, call "
+            f"{self._name} leaves a gradient in {name}.grad: does it, or another thread, call "
             "backward()? It must only compute the loss; call backward() on what the penalty "
             "returns (and torch.autograd.grad for a gradient that the loss is made from)"
         )
@@ -86,7 +86,7 @@ class Guarded:
     def _refuse(self, optimizer: Optimizer, *_: Any) -> None:
         if threading.get_ident() == self._thread:  # the hook is for all threads
             raise RuntimeError(
-                f"the closure calls {type(optimizer).__name__}.step(), and runs several times; it "
+                f"{self._name} calls {type(optimizer).__name__}.step(), and runs several times; it "
                 "must only compute the loss: step after the backward pass"
             )
 

@@ -15,6 +15,7 @@ from seht.distributed import Ranks
 from seht.precision.policy import Casts, prepared
 from seht.probes import mix
 from seht.replay.checkpoints import checkpoints
+from seht.replay.closures import Guarded, alone
 from seht.replay.replayer import extra_run
 from seht.replay.state import BorrowedBuffers
 from seht.strength.products import Vector, trainable, vector
@@ -248,17 +249,13 @@ def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:
         hooks = hooks_of(task.modules)
         if hooks:
             policy.hear()
-        with (
-            BorrowedBuffers(task.model),
-            _same_mode(task.modules),
-            ranks.looking(),
-            muted(hooks),
-            extra_run(),
-            Casts(policy),
-            policy.run(),
-            checkpoints(),
-        ):
-            output = task.closure()
+
+        def run() -> Any:
+            with muted(hooks), extra_run(), Casts(policy), policy.run(), checkpoints():
+                return task.closure()
+
+        with BorrowedBuffers(task.model), _same_mode(task.modules), ranks.looking(), alone():
+            output = Guarded(task.model, run, "held_out")()
         try:
             loss = check_loss(split(output)[0])
         except (TypeError, ValueError, RuntimeError) as error:

@@ -158,6 +158,8 @@ class Seen:
     """The losses on training and held-out data, if both were looked at."""
     calls: int = 1
     """How many calls make up the optimiser step."""
+    hidden: bool = False
+    """Whether rounding hides the trace's gradient, as far as the engine knows."""
 
     def means(self) -> list[float]:
         """The losses, the same on all ranks."""

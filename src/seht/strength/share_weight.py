@@ -27,7 +27,7 @@ class ShareWeight(Weight):
         check_positive("share", share)
         self._share, self._follow = float(share), follow
         self.calm = Calm()
-        self._count = 0
+        self._count = self._hidden = 0
         self._loss: Vector = {}
         self._trace: Vector = {}
         self._unit: float | None = None
@@ -43,7 +43,7 @@ class ShareWeight(Weight):
 
     def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
         """Average one more pair of gradients."""
-        self._count += 1
+        self._count, self._hidden = self._count + 1, self._hidden + seen.hidden
         rate = max(1 / self._count, 1 / _MEASURED)
         self._loss = mean(self._loss, seen.loss, rate)
         self._trace = mean(self._trace, seen.trace, rate)
@@ -53,6 +53,12 @@ class ShareWeight(Weight):
         found = seen.products((of_loss, of_loss), (of_trace, of_trace))
         loss, trace = (math.sqrt(x) for x in found)
         _refuse_zero(loss, trace)
+        if self._unit is None and self._hidden == self._count:
+            raise ValueError(
+                "the gradient of the trace is lost in rounding on each step that was measured (as "
+                "for an L1 loss of a ReLU network, which has no curvature), so that no share of it "
+                "can be taken; seht.doctor says what there is, or give a weight= of your own"
+            )
         self._unit = loss / trace
         if not self._follow:
             self._loss, self._trace = {}, {}
@@ -70,6 +76,7 @@ class ShareWeight(Weight):
         """The averages too, while the share is being measured."""
         return super().state() | {
             "count": self._count,
+            "hidden": self._hidden,
             "loss": self._loss,
             "trace": self._trace,
             "unit": self._unit,
@@ -79,6 +86,7 @@ class ShareWeight(Weight):
         """Go on measuring, or with what was measured."""
         super().load_state(state)
         self._count, self._unit = state["count"], state["unit"]
+        self._hidden = state.get("hidden", 0)
         self._loss, self._trace = dict(state["loss"]), dict(state["trace"])
 
     def __repr__(self) -> str:

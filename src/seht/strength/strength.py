@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,8 +150,11 @@ class Strength:
         estimate: Estimate,
         precision: str,
         ranks: Ranks,
+        error: float | None,
     ) -> None:
-        """Look at the gradients of one step, and move the weight of the next."""
+        """Look at the gradients of one step, and move the weight of the next; ``error`` is the
+        relative one of the trace's, where it is known.
+        """
         if not dose.look:
             return
         weights = trainable(task.model)
@@ -170,7 +174,8 @@ class Strength:
                 "gradients are compared as they are; give the optimiser that trains this model, "
                 "made after the model was copied or wrapped"
             )
-        seen = Seen(weights, loss, trace, others, metric, ranks, losses, self._calls)
+        hidden = error == math.inf
+        seen = Seen(weights, loss, trace, others, metric, ranks, losses, self._calls, hidden)
         self.weight.learn(step, self.schedule, seen)
         self._place = ranks.place()
 

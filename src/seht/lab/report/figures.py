@@ -188,7 +188,7 @@ def _limits(axes: Axes, key: str, values: list[float], tops: list[float]) -> Non
     positive = [v for v in values if v > 0]
     if positive and max(positive) > 8 * min(positive):
         axes.set_yscale("log")
-    top = limits(values, 0.98)[1]
+    top = max(tops) if key == "weight" else limits(values, 0.98)[1]
     low = min(positive or values)
     axes.set_ylim(low * 0.9 if low > 0 else None, top * 1.1 if top > 0 else None)
 

@@ -390,6 +390,8 @@ def test_logits_kept_past_the_step_are_those_of_the_step(lazy):
 def test_moves_are_followed():
     head = Head(torch.randn(2, 3, 4, requires_grad=True), nn.Parameter(torch.randn(7, 4)), None)
     logits, real = Unformed.of(head), head.form()
+    assert torch.is_floating_point(logits) and logits.is_contiguous()
+    assert not logits.looks  # none of these needs a number
     moves = {
         "shift": lambda z: z[:, :-1].reshape(-1, 7),
         "mask": lambda z: z[torch.tensor([[True, False, True], [False, True, False]])],

@@ -25,7 +25,7 @@ from seht.replay.state import BorrowedBuffers, Weights, step_size
 from seht.task import Directions
 from seht.tensors.gradients import Gradient, Take, dense, handed_out, real, stride_of
 from seht.tensors.graph import refuse_older
-from seht.tensors.memory import is_dtensor, like, local, place
+from seht.tensors.memory import is_dtensor, local, place
 
 
 class ShardedWeights(Weights):
@@ -116,7 +116,7 @@ class ShardedLeaves(Leaves):
         """The same with ``DTensor`` gradients for the shards."""
         with torch.no_grad():
             parts = [
-                None if g is None else like(g, leaf)
+                None if g is None else _like(g, leaf)
                 for g, leaf in zip(total, self.tensors, strict=False)
             ]
         return handed_out(value, parts, self.tensors[: len(parts)])
@@ -207,6 +207,17 @@ class ShardedPasses(Passes):
 def _square(t: Tensor) -> Tensor:
     wide = t if t.is_floating_point() else t.float()
     return torch.linalg.vector_norm(wide).double().square()
+
+
+def _like(part: Tensor, tensor: Any) -> Tensor:
+    """This rank's part of a gradient as what ``tensor.grad`` has to be."""
+    if not is_dtensor(tensor):
+        return part
+    found: Tensor = type(tensor.detach()).from_local(
+        part, tensor.device_mesh, tensor.placements, run_check=False,
+        shape=tensor.shape, stride=tensor.stride(),
+    )  # fmt: skip
+    return found
 
 
 def _offset(leaf: Tensor) -> int:

@@ -73,7 +73,7 @@ def pool(visits: Sequence[Visit]) -> Pooled:
     return Pooled(mean, variance, dofs.clamp(min(least, freedom), freedom))
 
 
-def sampling_error(visits: Sequence[Visit], whole: int | None = None) -> float:
+def sampling_error(visits: Sequence[Visit]) -> float:
     """How far the part of the data that was read may be from the whole: a standard error.
 
     From the spread between the micro-batches of the first reading, without what the probes put into
@@ -88,9 +88,7 @@ def sampling_error(visits: Sequence[Visit], whole: int | None = None) -> float:
     share = counts / counts.sum()
     spread = (share * (means - (share * means).sum())).square().sum() * len(first)
     own = (share.square() * probes).sum()
-    variance = max(0.0, float(spread / (len(first) - 1) - own))
-    left = 1.0 if not whole else max(0.0, 1 - float(counts.sum()) / whole)
-    return math.sqrt(variance * left)
+    return math.sqrt(max(0.0, float(spread / (len(first) - 1) - own)))
 
 
 def mean_error(

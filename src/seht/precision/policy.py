@@ -184,11 +184,11 @@ class Precision:
         if self._copies is not None:
             self._copies.refuse_originals(leaves)
 
-    def handed_on(self, roots: list[Tensor], keep: bool = False) -> list[Tensor]:
+    def handed_on(self, roots: list[Tensor]) -> list[Tensor]:
         """The same values, whose gradients go to the originals of the copies."""
         leaves = leaves_of([r for r in roots if r.requires_grad])
         self.check_leaves(leaves)
-        found = Deferred.apply(self, keep, roots, leaves, *self.targets(leaves))
+        found = Deferred.apply(self, False, roots, leaves, *self.targets(leaves))
         return list(found[: len(roots)])
 
     def given_out(self, output: Any) -> Any:

@@ -48,7 +48,7 @@ def times(a: Gradient, scale: Tensor | float) -> Gradient:
     return [None if g is None else g * scale for g in a]
 
 
-def sketch(gradient: Gradient, leaves: Sequence[Tensor], most: int = 4096) -> Tensor:
+def sketch(gradient: Gradient, leaves: Sequence[Tensor]) -> Tensor:
     """A few thousand entries of each part, weighted so that norms are kept on average.
 
     The check of the step compares gradients at several steps; holding whole ones would cost the
@@ -56,7 +56,7 @@ def sketch(gradient: Gradient, leaves: Sequence[Tensor], most: int = 4096) -> Te
     """
     parts = []
     for leaf, g in zip(leaves, gradient, strict=False):
-        stride = stride_of(leaf, most)
+        stride = stride_of(leaf)
         taken = leaf.detach().flatten()[::stride] * 0 if g is None else g.flatten()[::stride]
         parts.append(real(taken).double() * stride**0.5)
     return torch.cat(parts)
@@ -67,9 +67,9 @@ def real(t: Tensor) -> Tensor:
     return torch.view_as_real(t).flatten() if t.is_complex() else t
 
 
-def stride_of(leaf: Tensor, most: int = 4096) -> int:
+def stride_of(leaf: Tensor) -> int:
     """How far apart the entries lie that a sketch takes."""
-    return max(1, -(-leaf.numel() // most))
+    return max(1, -(-leaf.numel() // 4096))
 
 
 def left_out(parts: Gradient, trace: Tensor) -> Gradient:

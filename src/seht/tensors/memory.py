@@ -255,14 +255,3 @@ def place(tensor: Any) -> list[tuple[int, int]]:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     return list(zip(offset, shape, strict=True))
-
-
-def like(part: Tensor, tensor: Any) -> Tensor:
-    """This rank's part of a gradient as what ``tensor.grad`` has to be."""
-    if not is_dtensor(tensor):
-        return part
-    found: Tensor = type(tensor.detach()).from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False,
-        shape=tensor.shape, stride=tensor.stride(),
-    )  # fmt: skip
-    return found

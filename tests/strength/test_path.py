@@ -32,6 +32,7 @@ def test_written_down_and_read_back():
         ([1e-3], "no path of weights"),
         ({"format": "seht.WeightPath/1", "positions": [0.0]}, "not complete"),
         ({"format": "seht.WeightPath/1", "positions": [0.2, 0.1], "weights": [1, 1]}, "grow"),
+        ({"format": "seht.WeightPath/1", "positions": [10, 90], "weights": [1, 1]}, "from 0 to 1"),
         ({"format": "seht.WeightPath/1", "positions": [0.1], "weights": [0.0]}, "positive"),
         ({"format": "seht.WeightPath/1", "positions": [0.1], "weights": [1, 2]}, "as many"),
     ],
@@ -75,6 +76,16 @@ def test_a_path_holds_the_weight_before_every_multiplies_it():
     assert len(set(path.weights)) > 2 and sorted(applied) == list(range(16, 40, 2))
     for step, weight in applied.items():  # each follows from the look before it
         assert weight == pytest.approx(2 * path.at((step - 2) / 40))
+
+
+def test_a_training_that_goes_on_with_fewer_steps_still_has_a_path():
+    penalty, _ = tuned_run(every=1, steps=40, total_steps=40)
+    state = penalty.state_dict()
+    shorter = seht.HessianTrace(
+        nn.Linear(3, 2), weight=seht.Tuning(gap=0.0, interval=1), total_steps=20, seed=0
+    )
+    shorter.load_state_dict(state)
+    assert shorter.path.positions[-1] < 1
 
 
 def test_the_path_of_a_long_training_is_thinned_out(monkeypatch):

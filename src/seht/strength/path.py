@@ -39,8 +39,11 @@ class WeightPath:
     def __post_init__(self) -> None:
         if not self.positions or len(self.positions) != len(self.weights):
             raise ValueError("a path needs as many weights as positions, and at least one of each")
-        if not all(math.isfinite(p) for p in self.positions):
-            raise ValueError("the positions of a path must be finite numbers")
+        if not all(0 <= p <= 1 for p in self.positions):  # a nan is not, either
+            raise ValueError(
+                "the positions of a path are fractions of the training, from 0 to 1; divide steps "
+                "by their number"
+            )
         if any(a >= b for a, b in zip(self.positions, self.positions[1:], strict=False)):
             raise ValueError("the positions of a path must grow from one to the next")
         if not all(math.isfinite(w) and w > 0 for w in self.weights):

@@ -112,7 +112,7 @@ class TunedWeight(ShareWeight):
         """The weights so far, over the fraction of the training."""
         if not self._points:
             return None
-        length = schedule.total_steps or self._points[-1][0] + 1
+        length = max(schedule.total_steps or 0, self._points[-1][0] + 1)  # resumed with fewer steps
         positions, weights = zip(*self._points, strict=True)
         return WeightPath(tuple(p / length for p in positions), weights)
 

@@ -34,6 +34,23 @@ def _interactive():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A command of ``seht`` in an empty directory: its exit code and what it has printed."""
+    from seht import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        try:
+            code = cli.main([str(a) for a in arguments])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return

@@ -16,6 +16,7 @@ from typing import Any
 _LONGEST = 320
 """A list of known names longer than this many characters is cut to the nearest ones."""
 _NEAREST = 6
+_LINE = 600
 
 
 class NonFiniteError(RuntimeError):
@@ -61,6 +62,12 @@ def nearest(given: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the known one that was probably meant, if any."""
     near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, or its kind, without line breaks and without end."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LINE else f"{text[:_LINE]}..."
 
 
 def unknown(what: str, given: object, known: Iterable[object]) -> str:

@@ -17,6 +17,7 @@ from check_problems import (
     images,
     resnet,
 )
+from helpers import Reverse
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -226,16 +227,6 @@ class Stateful(nn.Module):
 class Entropy(nn.Module):
     def forward(self, x):
         return x * (1 + int.from_bytes(os.urandom(4), "big") / 2**32)
-
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return -grad
 
 
 @pytest.mark.parametrize(

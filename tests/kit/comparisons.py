@@ -69,6 +69,12 @@ def result(method, seed, *, text=False, gain=0.0, epochs=12, **more):
     }
 
 
+def failed(top, method, seed, reason):
+    """Make a run one that has failed."""
+    content = {**result(method, seed), "status": "failed", "reason": reason, "metrics": {}}
+    write_json(folder(top, method, seed) / "result.json", content)
+
+
 def metrics(file, *, text=False, epochs=12, gain=0.0, pace=3.0, seed=0):
     """A run's epochs."""
     last = ["valid_perplexity"] if text else ["valid_top1", "valid_top5"]

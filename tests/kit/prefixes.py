@@ -6,6 +6,7 @@ the last tensor must be kept, ``DROPPED`` those where it must not.
 
 import torch
 import torch.nn.functional as F
+from helpers import Reverse, Square
 from torch import nn
 
 KEPT, DROPPED = {}, {}
@@ -19,29 +20,6 @@ def kept(builder):
 def dropped(builder):
     DROPPED[builder.__name__] = builder
     return builder
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * ctx.saved_tensors[0] * grad
-
-
-class Reverse(torch.autograd.Function):
-    """Its forward returns a view of its input."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return -grad
 
 
 class Noisy(torch.autograd.Function):

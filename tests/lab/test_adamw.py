@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import digits, outcome, timeless, train
+from small import TEXT, digits, outcome, timeless, train
 from stops import stopped_and_resumed
 from torch import nn
 from training import RECIPES, Trainer
@@ -103,17 +103,7 @@ def test_runs_of_before_are_still_the_same_runs():
 
 # --- the GPT ----------------------------------------------------------------------------------
 
-TINY = {
-    "epochs": "2",
-    "data.size": "1500",
-    "data.vocabulary": "50",
-    "data.bptt": "10",
-    "batch": "10",
-    "eval_batch": "200",
-    "model.embedding": "8",
-    "model.heads": "2",
-    "model.layers": "1",
-}
+TINY = {**TEXT, "epochs": "2", "model.heads": "2", "model.layers": "1"}
 
 
 def test_the_recipe_s_network():

@@ -14,20 +14,6 @@ from seht.lab.commands.train import outcome
 from seht.lab.records import Result
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        try:
-            code = cli.main([str(a) for a in arguments])
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def test_train_from_the_command_line(run, tmp_path):
     code, out, err = run("train", "digits", "--method", "seht-d(prob=0.5)", *options())
     assert code == 0
@@ -132,7 +118,7 @@ def test_a_method_of_one_s_own(tmp_path):
         (["train", "digits", "--method", "seht-h(wieght=1)"], "did you mean 'weight'"),
         (["train", "digits", "--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'"),
         (["train", "digits", "--seeds", "3"], "'--seeds'; did you mean '--seed'"),
-        (["train", "digits", "--device", "tpu"], "--device tpu: "),
+        (["train", "digits", "--device", "tpu"], "--device tpu, "),
         (["train", "digits", "--model.widht=3"], "did you mean '--model.width'"),
         (["train", "digits", "--epochs", "three"], "epochs must be a whole number, not 'three'"),
         (["train", "digits", "--epochs", "0"], "epochs must be"),
@@ -156,6 +142,10 @@ def test_a_method_of_one_s_own(tmp_path):
         (["compare", "digits", "--methods", "none,,mixup"], "a method is missing"),
         (["compare", "digits", "--methods", "none,none"], "none is given twice"),
         (["compare", "digits", "--small"], "belongs to --preset"),
+        (["compare", "digits", "--grid-seeds", "2"], "--grid-seeds belongs to --grid;"),
+        (["compare", "--preset", "demo", "--small"], "preset demo is small already; leave --small"),
+        (["compare", "--preset", "demo", "--grid"], "leave RECIPE, --methods and --grid out"),
+        (["train", "digits", "--precision", "8"], "--precision 8: "),
         (["compare", "--preset", "tabel1"], "did you mean 'table1'"),
         (["compare", "digits", "--preset", "table1"], "brings its own recipe"),
         (["compare", "pydocs", "--methods", "none,cutout"], "cutout works on images"),

@@ -276,12 +276,12 @@ names, archive = json.loads(sys.argv[1])
 known = {key: files.File(*value) for key, value in names.items()}
 files.SOURCES["archived"] = files.Source(known, files.Archive(*archive))
 
-def verify(path, file, before=files._verify_new):
-    if file.path == "set/two":
+def digest(path, algorithm, before=files.digest):
+    if path.parent.name.startswith(".part-") and path.name == "two":
         os.kill(os.getpid(), 9)
-    before(path, file)
+    return before(path, algorithm)
 
-files._verify_new = verify
+files.digest = digest
 files.find("archived")
 """
 

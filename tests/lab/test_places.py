@@ -5,7 +5,6 @@ import json
 import pytest
 from small import FEW, options
 
-from seht import cli
 from seht.commands.files import check_outputs
 
 ONE = options({**FEW, "epochs": "1"})
@@ -21,20 +20,6 @@ def data():
     return torch.randn(8, 4), torch.arange(8) % 3
 """
 MEASURE = ["measure", "--model", "placed_mine:model", "--data", "placed_mine:data"]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        try:
-            code = cli.main([str(a) for a in arguments])
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def contents(directory):

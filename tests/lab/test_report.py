@@ -104,10 +104,8 @@ def test_markdown_has_one_line_for_a_method_and_marks_the_best(copy):
 
 
 def test_runs_that_are_not_done_are_listed_and_not_counted(copy):
-    failed = comparisons.folder(copy, "mixup", 1) / "result.json"
     reason = "the training loss is not finite at step 12"
-    content = {"status": "failed", "reason": reason, "method": "mixup", "seed": 1}
-    comparisons.write_json(failed, content)
+    comparisons.failed(copy, "mixup", 1, reason)
     (comparisons.folder(copy, "sam", 2) / "result.json").unlink()
     shutil.rmtree(comparisons.folder(copy, "label-smoothing", 0))
     files = report.write(copy)
@@ -122,10 +120,7 @@ def test_runs_that_are_not_done_are_listed_and_not_counted(copy):
 
 def test_the_best_method_is_not_named_without_its_runs_that_failed(copy):
     """Its mean is over those that ended, perhaps the easier seeds."""
-    content = {"status": "failed", "reason": "diverged", "seed": 1}
-    best = "seht-d(probes=10,prob=0.05)+label-smoothing"
-    file = comparisons.folder(copy, best, 1) / "result.json"
-    comparisons.write_json(file, {**content, "method": best})
+    comparisons.failed(copy, "seht-d(probes=10,prob=0.05)+label-smoothing", 1, "diverged")
     assert "% without 1 run of it that failed" in lead(build(load(copy)))
 
 
@@ -297,7 +292,7 @@ def test_no_band_is_cut_off():
     curves = [figures.Curve([1, 2, 3], [1.0, 2.0, 3.0], [30.0, 52.0, 55.0], [2.0, 9.0, 4.0])]
     for curve, highest in ((curves[0], 61.0), (replace(curves[0], error=[0, 60.0, 0]), 100.0)):
         drawing, axes = plt.subplots()
-        figures._lines([], [curve], "epoch", "valid_top1", 1.0)(axes)
+        figures._lines([curve], "epoch", "valid_top1", 1.0)(axes)
         assert highest <= axes.get_ylim()[1] <= 101
         plt.close(drawing)
 
@@ -407,8 +402,8 @@ def broken(copy, how):
         ("nowhere", "there is no directory"),
         ("foreign", "not a comparison: it has no comparison.json"),
         ("cut", r"result.json cannot be read \(.*\); .* remove it"),
-        ("nameless", "names no method, seed or status"),
-        ("empty", "says done but has no metrics"),
+        ("nameless", "result.json is no result of this version of seht"),
+        ("empty", "result.json is no result of this version of seht"),
         ("binary", r"result.json cannot be read \("),
         ("list", r"comparison.json cannot be read \(it is no JSON object\)"),
         ("incomplete", "does not name a recipe"),

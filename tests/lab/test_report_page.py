@@ -94,10 +94,7 @@ def test_placeholder_colours_are_all_replaced(page):
 
 def test_a_record_cannot_inject(tmp_path):
     comparisons.comparison(tmp_path, ["weight-decay", "sam"], seeds=2)
-    file = comparisons.folder(tmp_path, "sam", 1) / "result.json"
-    reason = '<script>alert(1)</script> & "quotes"'
-    content = {"status": "failed", "reason": reason, "method": "sam", "seed": 1}
-    comparisons.write_json(file, content)
+    comparisons.failed(tmp_path, "sam", 1, '<script>alert(1)</script> & "quotes"')
     page = report.write(tmp_path)["report.html"].read_text()
     assert "<script" not in page and "&lt;script&gt;alert(1)" in page
     Outline(page)

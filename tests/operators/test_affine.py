@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import Snapshot
+from helpers import Snapshot, Square
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
@@ -154,22 +154,8 @@ CURVED = {
     "vmap": lambda m, h: torch.vmap(lambda row: row**2)(h),
     "detached": lambda m, h: h * h.detach(),
     "data": behind_its_back,
-    "unseen": lambda m, h: Unseen.apply(h),
+    "unseen": lambda m, h: Square.apply(h),
 }
-
-
-class Unseen(torch.autograd.Function):
-    """A square that no function mode sees."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
 
 
 @pytest.mark.parametrize("name", CURVED)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import Square
 from kinked import problem
 from reference import gradient, relative
 
@@ -122,16 +123,6 @@ def test_a_registered_function_is_right(function):
 
 
 def test_a_smooth_function_needs_no_registration():
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * ctx.saved_tensors[0] * g
-
     assert_right(Square.apply, torch.square)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from helpers import Square
 from stepping import FORMS, WEIGHT, assert_gradients, gradients
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -133,19 +134,6 @@ def test_other_estimates(form, options):
 
 
 # --- what may lie inside -----------------------------------------------------------------------
-
-
-class Square(torch.autograd.Function):
-    """It saves its input past our modes."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g * ctx.saved_tensors[0]
 
 
 class Middle(nn.Module):

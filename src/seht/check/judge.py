@@ -12,9 +12,10 @@ import torch
 
 from seht.check.blame import ModuleCall, blame
 from seht.check.report import EngineReport
-from seht.check.sandbox import Sandbox, one_line
+from seht.check.sandbox import Sandbox
 from seht.check.truth import Inconclusive, Truth, asymmetry, measure
 from seht.engines import Engine, make_engine
+from seht.errors import one_line
 from seht.probes import mix
 
 _MORE = 3

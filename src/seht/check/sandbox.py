@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from seht import probes
 from seht.check.tape import Tape
 from seht.course import make_task
+from seht.errors import one_line
 from seht.estimators import Estimator, SehtH
 from seht.replay.state import BorrowedBuffers
 from seht.task import LossFn, Task, check_loss, split
@@ -227,9 +228,3 @@ def copied(value: Any, *, wide: bool = True) -> Any:
         return tensor.detach().to(dtype, copy=True).requires_grad_(tensor.requires_grad)
 
     return mapped(value, one)
-
-
-def one_line(error: BaseException) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 from seht import estimators, functional, probes
 from seht.check.judge import Truths, judge
 from seht.check.report import CheckReport, EngineReport
-from seht.check.sandbox import Form, Sandbox, copied, copy_model, one_line
+from seht.check.sandbox import Form, Sandbox, copied, copy_model
 from seht.curvature.boundary import check_boundary
 from seht.distributed import ranks_of
 from seht.engines import ENGINES, make_engine
-from seht.errors import check_count
+from seht.errors import check_count, one_line
 from seht.estimators import Estimator
 from seht.replay.closures import check_arguments
 from seht.replay.state import BorrowedBuffers

@@ -8,7 +8,7 @@ from typing import Any
 
 from seht.commands.options import SEED, add_options, whole
 from seht.commands.targets import call_example, one_batch
-from seht.errors import UsageError
+from seht.errors import UsageError, one_line
 
 CHECK = """\
 Compare each engine's Hessian-trace penalty with differences of ordinary gradients, on copies of
@@ -67,7 +67,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         options["curvature"] = arguments.curvature or "hessian"
         report = seht.check(model, loss_fn, one_batch(data), engines=arguments.engine, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        raise UsageError(one_line(error)) from error
     print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)
     if arguments.curvature is None and not arguments.json:
         print("note: this was the whole trace; without a weight= of yours the penalty takes")

@@ -11,7 +11,7 @@ from typing import Any
 from seht.commands.files import ReportFiles
 from seht.commands.options import SEED, add_options, real, whole
 from seht.commands.targets import call_example
-from seht.errors import UsageError
+from seht.errors import UsageError, one_line
 
 DOCTOR = """\
 Look at your own model before you train it with the penalty: is the gradient right, which curvature
@@ -72,5 +72,5 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         command = shlex.join(["seht", *arguments.argv])
         files.write(report, report.as_dict(), partial(page.render, report, command))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        raise UsageError(one_line(error)) from error
     return 0 if report.ok else 1

@@ -21,7 +21,7 @@ from seht.commands.files import ReportFiles
 from seht.commands.options import COUNT, SEED, add_options, real, whole
 from seht.commands.outputs import plain_warnings
 from seht.commands.targets import call_target, find_target
-from seht.errors import PenaltyWarning, UsageError, unknown
+from seht.errors import PenaltyWarning, UsageError, one_line, unknown
 from seht.measure import page
 from seht.measure.data import kept
 from seht.measure.survey import PARTS, Findings, Subject, SurveyPlan, choose_parts, survey, terminal
@@ -122,7 +122,7 @@ def run_measure(arguments: argparse.Namespace, runs: Runs) -> int:
         line = None
         if isinstance(error, ImportError):
             line = extras.advice(error, "seht measure", "measure")
-        raise UsageError(line or " ".join(str(error).split())) from error
+        raise UsageError(line or one_line(error)) from error
     return 0
 
 

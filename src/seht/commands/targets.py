@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from seht.errors import UsageError, nearest
+from seht.errors import UsageError, nearest, one_line
 
 
 def call_target(target: str) -> Any:
@@ -91,8 +91,7 @@ def find_target(target: str) -> Any:
 def _where(error: Exception) -> str:
     """An exception in one line, with the place in the user's code that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text} ({frame.filename}, line {frame.lineno})"
+    return f"{type(error).__name__}: {one_line(error)} ({frame.filename}, line {frame.lineno})"
 
 
 def describe(value: Any) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from seht.check.sandbox import one_line
 from seht.doctor.curvatures import CurvatureChoice
 from seht.doctor.patient import Patient
+from seht.errors import one_line
 from seht.measure.results import PlainResult
 from seht.penalty import HessianTrace
 from seht.task import split

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from seht import probes
-from seht.check.sandbox import one_line
 from seht.course import make_task
 from seht.curvature.flat_losses import NoCurvature, NotTwice
 from seht.curvature.head import find_head, returns_loss
 from seht.doctor.patient import Patient
 from seht.engines import Engine, make_engine
+from seht.errors import one_line
 from seht.estimators import SehtH
 from seht.measure.results import PlainResult
 from seht.strength.products import Vector, gradient, trainable

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from seht import probes
-from seht.check.sandbox import copied, copy_model, one_line
+from seht.check.sandbox import copied, copy_model
 from seht.distributed import ranks_of
+from seht.errors import one_line
 from seht.measure.data import Batches, cut, size_of
 from seht.measure.objective import Objective
 from seht.replay.closures import check_arguments

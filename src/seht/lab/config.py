@@ -221,7 +221,13 @@ def check(recipe: Recipe) -> None:
     """Raise a :class:`ValueError` of one line if the recipe cannot be trained."""
     data, model, optim = recipe.data, recipe.model, recipe.optim
     _one_of("data.name", data.name, tuple(itertools.chain(*KINDS.values())))
-    _one_of("model.name", model.name, MODELS[recipe.task])
+    fitting = MODELS[recipe.task]
+    if model.name not in fitting and model.name in itertools.chain(*MODELS.values()):
+        raise ValueError(
+            f"model.name {model.name} does not take {data.name}, which is {recipe.task}; choose "
+            f"one of {', '.join(fitting)}"
+        )
+    _one_of("model.name", model.name, fitting)
     _one_of("model.norm", model.norm, NORMS)
     _one_of("optim.name", optim.name, OPTIMIZERS)
     _one_of("optim.schedule", optim.schedule, SCHEDULES)
@@ -229,6 +235,8 @@ def check(recipe: Recipe) -> None:
     for name, leaf in LEAVES.items():
         for allowed in leaf.ranges:
             _check_range(name, leaf.of(recipe), allowed)
+    if optim.clip == 0:
+        raise ValueError("optim.clip 0 leaves nothing of the gradient; none is without clipping")
     if model.dropout >= 1:
         raise ValueError(f"model.dropout must be below 1, not {model.dropout}")
     for name, beta in (("momentum", optim.momentum), ("beta2", optim.beta2)):
@@ -285,7 +293,8 @@ def _check_range(name: str, value: float | None, allowed: Between) -> None:
         return
     if value > allowed.most:
         raise ValueError(f"{name} must be at most {allowed.most:,}, not {value}")
-    raise ValueError(f"{name} must be a finite number of at least {allowed.least}, not {value}")
+    kind = "" if isinstance(value, int) else "a finite number of "
+    raise ValueError(f"{name} must be {kind}at least {allowed.least}, not {value}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seht.errors import one_line
 from seht.lab.data.examples import generator
 from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, in_float, judging
 from seht.lab.methods.base import Batch
@@ -177,7 +178,7 @@ def spectrum(
                 seed=seed,
             )
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        return {"stability": {"verdict": "undecided", "reason": " ".join(str(error).split())}}
+        return {"stability": {"verdict": "undecided", "reason": one_line(error)}}
     ends = found.eigenvalues
     numbers = found.as_dict()
     return {

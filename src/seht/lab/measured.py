@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from seht.errors import one_line
 from seht.lab.methods.base import Batch
 from seht.lab.methods.loss import plain_loss
 from seht.lab.records import loads
@@ -48,7 +49,7 @@ def _subject(directory: Path, split: str, data_dir: str | None, *, short: bool) 
         recipe = from_dict(config["recipe"])
         method, seed = str(config["method"]), int(config["seed"])
     except (OSError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ValueError(f"{directory / 'config.json'} cannot be read: {reason}") from error
     data = load(recipe, seed, data_dir=data_dir)
     model = build(recipe.model, data)
@@ -56,7 +57,7 @@ def _subject(directory: Path, split: str, data_dir: str | None, *, short: bool) 
         state = torch.load(directory / "model.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(state)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ValueError(
             f"{directory / 'model.pt'} does not hold this run's weights ({reason}); train it again"
         ) from error

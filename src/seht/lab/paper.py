@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from seht.errors import unknown
 from seht.lab.methods.parse import parse
+from seht.lab.recipes import RECIPES
 
 SOURCE = "Liu, Yu and Lin, arXiv 2208.05924"
 
@@ -115,7 +116,9 @@ def preset(name: str, small: bool = False) -> Preset:
     found = PRESETS[name]
     if not small:
         return found
-    return Preset(found.name, f"{found.recipe}-small", found.rows, found.help)
+    if f"{found.recipe}-small" not in RECIPES:
+        raise ValueError(f"preset {name} is small already; leave --small out")
+    return replace(found, recipe=f"{found.recipe}-small")
 
 
 # --- the tables -------------------------------------------------------------------------------

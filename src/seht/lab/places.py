@@ -32,8 +32,8 @@ def _check(directory: Path, ours: bool, kind: str) -> None:
     found = None if ours else _foreign(directory)
     if found is not None:
         raise RunError(
-            f"{directory} is no {kind}'s directory and not empty ({found}); choose another one "
-            "with --out, or remove it"
+            f"{directory} is not the directory of a {kind}, and not empty ({found}); choose a new "
+            "one with --out"
         )
 
 

@@ -131,19 +131,13 @@ class Events:
 
     torch's own writer names its file after the host and reports a full disk from another thread,
     late; this one does neither.
-
-    With ``on`` false there is none: another process writes it.
     """
 
-    def __init__(
-        self, directory: Path, rows: Sequence[Mapping[str, Any]] = (), *, on: bool = True
-    ) -> None:
-        self.directory, self.rows, self.on = directory, list(rows), on
+    def __init__(self, directory: Path, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.directory, self.rows = directory, list(rows)
         self.file: BinaryIO | None = None
 
     def __enter__(self) -> Events:
-        if not self.on:
-            return self
         from tensorboard.compat.proto.event_pb2 import Event
 
         with writing(self.directory):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from seht.errors import one_line
 from seht.lab.methods.base import Batch
 from seht.lab.records import RunError
 from seht.tensors.trees import mapped
@@ -47,9 +48,11 @@ class FabricRanks:
                 said = (function(), None)
             except Exception as error:
                 self.fabric.broadcast((None, error))
+                self.leave()
                 raise
         value, raised = self.fabric.broadcast(said)
         if raised is not None:
+            self.leave()
             raise raised
         return value
 
@@ -145,7 +148,7 @@ def join(device: str, devices: int, precision: Any) -> FabricRanks:
             precision=precision,
         )
     except Exception as error:  # more devices than there are, or none of that name
-        raise RunError(" ".join(str(error).split())) from error
+        raise RunError(one_line(error)) from error
     if under_torchrun() and not torch.distributed.is_initialized():
         _meet(fabric.device)
     fabric.launch()
@@ -180,7 +183,7 @@ def single(device: str, precision: Any) -> FabricRanks:
     try:
         return FabricRanks(Fabric(accelerator=device, devices=1, precision=precision))
     except Exception as error:  # what Fabric says to a device that is not there depends on which
-        raise RunError(f"--device {device}: {' '.join(str(error).split())}") from error
+        raise RunError(f"--device {device}, --precision {precision}: {one_line(error)}") from error
 
 
 def under_torchrun() -> bool:

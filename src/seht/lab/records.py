@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -75,8 +76,8 @@ def read_json(path: Path) -> Any:
         return None
     except (ValueError, OSError) as error:
         raise RunError(
-            f"{path} cannot be read ({error}); it was not written by seht as it is: remove it, and "
-            "the command that made it makes it again"
+            f"{path} cannot be read ({error}); it is damaged: remove it, and the command that "
+            "wrote it writes it again"
         ) from error
 
 
@@ -181,8 +182,8 @@ class Record:
     def check(self, config: dict[str, Any]) -> bool:
         """Whether the directory is this run's; ``False`` if it is unused, an error otherwise."""
         there = read_json(self.directory / "config.json")
-        ours = {**config, "ranks": config.get("ranks")}  # not there where there is one
-        other = None if there is None else difference(ours, there)
+        one = {"ranks": 1}  # which a record does not mention
+        other = None if there is None else difference({**one, **config}, {**one, **there})
         if other is not None:
             raise RunError(
                 f"{self.directory} holds another run ({other}); choose another directory with "
@@ -240,10 +241,29 @@ class Record:
             self.checkpoint.unlink(missing_ok=True)
 
 
+def read_metrics(file: Path) -> dict[str, list[float]]:
+    """The columns of a ``metrics.csv``, NaN where a cell is empty; none where there is no file."""
+    try:
+        header, *rows = list(csv.reader(io.StringIO(file.read_text(encoding="utf-8")))) or [[]]
+        whole = [row for row in rows if len(row) == len(header)]  # not one that was cut short
+        return {
+            name: [float(cell) if cell else math.nan for cell in cells]
+            for name, cells in zip(header, zip(*whole, strict=True), strict=False)
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunError(
+            f"{str(file)!r} is not a table of numbers; delete it, and `seht compare` makes it again"
+        ) from error
+
+
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:
     """The first of our fields that is another there: ``epochs is 3 there, 5 here``."""
     for key, value in ours.items():
         other = theirs.get(key) if isinstance(theirs, Mapping) else None
+        if key == "seal" and other != value:
+            return "its data file was another one, or has changed since"
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             found = difference(value, other, f"{prefix}{key}.")
             extra = [k for k in other if k not in value]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
-from seht.errors import NonFiniteError
+from seht.errors import NonFiniteError, one_line
 from seht.lab import checkpoint, ending
 from seht.lab.ending import EXAMPLES, DivergedError, measures, spectrum
 from seht.lab.evaluate import TRACE_EXAMPLES, flatness, in_float
@@ -67,7 +67,7 @@ def run(
                     if training is not None:
                         raise
                     # A setting that does not fit, or missing data.
-                    raise RunError(" ".join(str(error).split())) from error
+                    raise RunError(one_line(error)) from error
                 except (ArithmeticError, MemoryError, RuntimeError) as error:
                     if ranks.count > 1 and not isinstance(error, (DivergedError, NonFiniteError)):
                         raise  # a rank that is gone, perhaps: no result of the computation
@@ -102,7 +102,8 @@ class _Loop:
             self.tested = state.get("tested", [])
         self.watch.begin(recipe.epochs, training.data.steps_per_epoch, training.step)
         saved = time.perf_counter()
-        with Events(self.record.directory, self.rows, on=self.ranks.leads) as events:
+        points = Events(self.record.directory, self.rows)
+        with points if self.ranks.leads else nullcontext():
             while training.epoch < recipe.epochs and not training.method.stop(self.rows):
                 losses = [row["valid_loss"] for row in self.rows]
                 lr = rate(recipe.optim, recipe.epochs, training.epoch, losses)
@@ -123,7 +124,7 @@ class _Loop:
                     clock = time.perf_counter()
                 with training.method.judged():
                     row = self.end_epoch(training, lr)
-                self.ranks.lead(partial(events.add, row))
+                self.ranks.lead(partial(points.add, row))
                 self.watch.epoch(row)
         return self.finish(training)
 

@@ -142,7 +142,7 @@ class _Search:
         rows = [(i, row) for i, row in enumerate(grid) if row[0].over_decay == over_decay]
         asked = [(e, seed) for _, row in rows if len(row) > 1 for e in row for seed in self.seeds]
         trials = [self.comparison.trial(entry, seed, folder="grid") for entry, seed in asked]
-        if trials or not over_decay:
+        if trials:
             self.say(f"searching {len(trials)} runs on the validation split")
         keys = [(entry.slug, seed) for entry, seed in asked]
         self.results |= dict(zip(keys, run(trials, self.scheduler, self.say), strict=True))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.engines import Replicates, replicates
-from seht.errors import ExampleError
+from seht.errors import ExampleError, one_line
 from seht.estimators import SehtH, SehtS
 from seht.measure.objective import Objective
 from seht.persample.memory import Memory
@@ -67,7 +67,7 @@ class Probing:
                 return self._ask(SehtH(), batch, probes, seed)
             if self._strict:
                 raise
-            self.reason = " ".join(str(error).split()).partition(";")[0]
+            self.reason = one_line(error).partition(";")[0]
             self._estimator = SehtH()
             return self._ask(self._estimator, batch, probes, seed)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seht.lab.bench.cases import CASES
 from seht.lab.bench.rows import BenchRow
-from seht.lab.bench.timing import Timing
 
 Say = Callable[[str], None]
 """A function that prints a line of progress."""
@@ -58,7 +57,7 @@ FAST = replace(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowResult:
     """One line of the table; ``None`` where there is nothing to measure or it failed."""
 
@@ -84,34 +83,8 @@ class RowResult:
         """Nothing measured yet."""
         return cls(row.key, row.label, row.curvature, row.limit)
 
-    def timed(self, found: Timing | None) -> None:
-        """Its step in plain steps, where it was timed."""
-        if found is not None:
-            self.ratio, self.rounds = found.ratio, len(found.ratios)
-            self.low, self.high = found.quartiles
 
-    def weighed(self, memory: float, check: float | None) -> None:
-        """Its memory in that of a plain step."""
-        self.memory, self.check_memory = memory, check
-
-    def judged(self, error: float | None) -> None:
-        """The error of its gradient."""
-        self.error = error
-
-    def varied(self, draws: int, variance: float | None, error: float) -> None:
-        """The variance of its gradient over so many draws; too large to be seen if None."""
-        self.draws, self.variance = draws, variance
-        self.variance_error = None if variance is None else error
-        if variance is None:
-            self.notes.append(f"variance: too large to be seen with {draws} draws")
-
-    def priced(self) -> None:
-        """Variance times time, where both are known."""
-        if self.ratio is not None and self.variance is not None:
-            self.variance_time = self.ratio * self.variance
-
-
-@dataclass
+@dataclass(frozen=True)
 class CaseResult:
     """What was found for one model."""
 
@@ -123,31 +96,6 @@ class CaseResult:
     plain_mib: float | None = None
     notes: list[str] = field(default_factory=list)
     compiled: list[RowResult] = field(default_factory=list)
-
-    def row(self, key: str) -> RowResult:
-        """The row of that key."""
-        return next(row for row in self.rows if row.key == key)
-
-    def timed(self, found: Mapping[str, Timing], plain_seconds: float) -> None:
-        """The times of the rows, and of a plain step."""
-        self.plain_seconds = plain_seconds
-        for row in self.rows:
-            row.timed(found.get(row.key))
-
-    def timed_compiled(self, table: Sequence[BenchRow], found: Mapping[str, Timing]) -> None:
-        """The times of these rows on the compiled model."""
-        self.compiled = [RowResult.empty(row) for row in table]
-        for row in self.compiled:
-            row.timed(found.get(row.key))
-
-    def weighed(self, key: str, peak: float, check: float | None) -> None:
-        """The memory of a row in MiB; the plain one comes first."""
-        if key == "plain":
-            self.plain_mib = peak
-        if self.plain_mib:
-            self.row(key).weighed(
-                peak / self.plain_mib, None if check is None else check / self.plain_mib
-            )
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> CaseResult:

@@ -52,24 +52,18 @@ class _Bench:
         self.say: Say = lambda text: say(f"{name}: {text}")
         own = self.case.rows
         self.table = [row for row in rows.table() if own is None or row.key in own]
-        scales = {
-            "time and memory": settings.scale,
-            "error": settings.error_scale,
-            "variance": settings.variance_scale,
-        }
-        self.found = CaseResult(
-            name,
-            self.case.title,
-            {what: self.case.describe(scale) for what, scale in scales.items()},
-            [RowResult.empty(row) for row in self.table],
-        )
+        self.name, self.rows = name, {row.key: RowResult.empty(row) for row in self.table}
+        self.compiled: list[RowResult] = []
+        self.plain_seconds = 0.0
+        self.plain_mib: float | None = None
+        self.notes: list[str] = []
 
     def measure(self, what: str) -> None:
         """One measurement; what fails says why and does not stop the others."""
         if what == "compiled" and not self.case.compiled:
             return
         if self.late:
-            self.found.notes.append(f"Not measured: {what}. The time allowed was over.")
+            self.notes.append(f"Not measured: {what}. The time allowed was over.")
             return
         {
             "time": self._time,
@@ -86,13 +80,26 @@ class _Bench:
 
     def result(self) -> CaseResult:
         """What was found."""
-        for row in self.found.rows:
-            row.priced()
-        return self.found
+        scales = {
+            "time and memory": self.settings.scale,
+            "error": self.settings.error_scale,
+            "variance": self.settings.variance_scale,
+        }
+        sizes = {what: self.case.describe(scale) for what, scale in scales.items()}
+        rows, plain = list(self.rows.values()), (self.plain_seconds, self.plain_mib)
+        return CaseResult(
+            self.name, self.case.title, sizes, rows, *plain, self.notes, self.compiled
+        )
+
+    def _found(self, key: str, **figures: Any) -> None:
+        row = replace(self.rows[key], **figures)
+        if row.ratio is not None and row.variance is not None:
+            row = replace(row, variance_time=row.ratio * row.variance)
+        self.rows[key] = row
 
     def _failed(self, key: str, error: Exception) -> None:
         text = brief(error)
-        notes = self.found.row(key).notes
+        notes = self.rows[key].notes
         if text not in notes:
             notes.append(text)
             self.say(f"{key}: not measured: {text}")
@@ -114,16 +121,16 @@ class _Bench:
             first={row.key for row in self.table if row.essential},
             rounds=self.settings.rounds,
             slow_rounds=self.settings.slow_rounds,
-            budget=self.settings.budgets[self.found.name],
+            budget=self.settings.budgets[self.name],
             failed=self._failed,
             said=lambda key, t: self.say(f"{key}: {t.ratios[-1]:.2f} plain steps"),
         )
-        self.found.timed(found, clock.plain_median)
-        missing = [row.key for row in self.found.rows if row.ratio is None and not row.notes]
+        self.plain_seconds = clock.plain_median
+        for key, timed in found.items():
+            self._found(key, **timed.figures())
+        missing = [key for key, row in self.rows.items() if row.ratio is None and not row.notes]
         if missing:
-            self.found.notes.append(
-                f"Not timed, as the time allowed was over: `{'`, `'.join(missing)}`."
-            )
+            self.notes.append(f"Not timed, as the time allowed was over: `{'`, `'.join(missing)}`.")
         for key in ("hessian/scalar", "ggn/scalar"):
             if not self.settings.everything and clock.plain_median > 0.2:
                 continue  # a check of a slow model takes its time
@@ -131,7 +138,7 @@ class _Bench:
             if key in found and isinstance(runner, Penalty):
                 cost = timing.check_cost(clock, runner, found[key].ratio)
                 if cost is not None:
-                    self.found.notes.append(
+                    self.notes.append(
                         f"`{key}`: a step on which the engine checks itself costs {cost.ratio:.1f} "
                         f"plain steps. {cost.first} of the first 1,000 penalised steps do, "
                         f"{cost.average:.3f} plain steps more on average, "
@@ -140,14 +147,14 @@ class _Bench:
 
     def _compiled(self) -> None:
         """Time the essential rows on a compiled model; failures go into the notes."""
-        settings, result, say = self.settings, self.found, self.say
+        settings, notes, say = self.settings, self.notes, self.say
         if not settings.everything:
-            result.notes.append("The compiled model was left out, to save time.")
+            notes.append("The compiled model was left out, to save time.")
             return
 
         def failed(key: str, error: Exception) -> None:
-            result.notes.append(f"compiled `{key}`: not measured: {brief(error)}")
-            say(result.notes[-1])
+            notes.append(f"compiled `{key}`: not measured: {brief(error)}")
+            say(notes[-1])
 
         say("compiling, which takes minutes")
         problem = self.case.problem(settings.scale)
@@ -160,7 +167,7 @@ class _Bench:
                 slow=set(),
                 rounds=settings.rounds,
                 slow_rounds=0,
-                budget=settings.budgets[result.name] / 2,
+                budget=settings.budgets[self.name] / 2,
                 warm=math.inf,  # that is where things are compiled
                 failed=failed,
                 said=lambda key, t: say(f"compiled {key}: {t.ratios[-1]:.2f} plain steps"),
@@ -168,47 +175,54 @@ class _Bench:
         except Exception as error:  # a compiler may fail in any way
             failed("plain", error)
             return
-        result.timed_compiled(table, found)
-        result.notes.append(
+        timed = {key: timing.figures() for key, timing in found.items()}
+        self.compiled = [replace(RowResult.empty(r), **timed.get(r.key, {})) for r in table]
+        notes.append(
             f"A compiled plain step took {1e3 * clock.plain_median:.0f} ms, an eager one "
-            f"{1e3 * result.plain_seconds:.0f} ms."
+            f"{1e3 * self.plain_seconds:.0f} ms."
         )
 
     def _memory(self) -> None:
         keys = [
             row.key
-            for row, found in zip(self.table, self.found.rows, strict=True)
-            if (self.settings.everything and found.ratio is not None) or row.essential
+            for row in self.table
+            if (self.settings.everything and self.rows[row.key].ratio is not None) or row.essential
         ]
         if not self.settings.everything:
-            self.found.notes.append("Memory was measured for a few rows only, to save time.")
+            self.notes.append("Memory was measured for a few rows only, to save time.")
         threads, checks = self.settings.threads, self.settings.everything
-        name, scale = self.found.name, self.settings.scale
+        name, scale = self.name, self.settings.scale
         try:
             for item in memory.measure(name, scale, keys, threads=threads, checks=checks):
-                row = self.found.row(item["row"])
+                key = item["row"]
                 if "error" in item:
-                    row.notes.append(f"memory: {item['error']}")
+                    self.rows[key].notes.append(f"memory: {item['error']}")
                     continue
-                self.found.weighed(row.key, item["peak"], item.get("check"))
-                self.say(f"{row.key}: {item['peak']:.1f} MiB")
+                if key == "plain":
+                    self.plain_mib = item["peak"]
+                if self.plain_mib:
+                    check = item["check"] / self.plain_mib if "check" in item else None
+                    self._found(key, memory=item["peak"] / self.plain_mib, check_memory=check)
+                self.say(f"{key}: {item['peak']:.1f} MiB")
         except (OSError, RuntimeError, AttributeError) as error:
-            self.found.notes.append(f"Memory was not measured: {error}")
+            self.notes.append(f"Memory was not measured: {error}")
 
     def _problem(self, scale: str) -> Any:
         return self.case.problem(scale, train=self.settings.train, dropout=False)
 
     def _errors(self) -> None:
         errors = Errors(self._problem(self.settings.error_scale), self.settings.error_draws)
-        for row, found in zip(self.table, self.found.rows, strict=True):
+        for row in self.table:
             if self.late:
                 break
             try:
-                found.judged(errors.of(row))
+                found = errors.of(row)
             except Exception as error:
                 self._failed(row.key, error)
-            if found.error is not None:
-                self.say(f"{row.key}: error {found.error:.1e}")
+                continue
+            self._found(row.key, error=found)
+            if found is not None:
+                self.say(f"{row.key}: error {found:.1e}")
 
     def _variances(self) -> None:
         problem = self._problem(self.settings.variance_scale)
@@ -232,14 +246,17 @@ class _Bench:
                 self._offset(row, seen[row.key], first)
             of = value[row.key]
             self.say(f"{row.key}: variance {'not seen' if of is None else f'{of.value:.3g}'}")
-        for row, found in zip(self.table, self.found.rows, strict=True):
+        for row in self.table:
             if row.same_draws not in seen:
                 continue
             of, draws = value[row.same_draws], seen[row.same_draws].count
+            self._found(row.key, draws=draws)
             if of is None:
-                found.varied(draws, None, math.nan)
+                said = f"variance: too large to be seen with {draws} draws"
+                self.rows[row.key].notes.append(said)
             else:
-                found.varied(draws, of.value / row.divide, of.error / row.divide)
+                parts = of.value / row.divide, of.error / row.divide
+                self._found(row.key, variance=parts[0], variance_error=parts[1])
 
     def _offset(self, row: BenchRow, seen: Moments, first: Moments | None) -> None:
         if first is None or first is seen:
@@ -247,6 +264,6 @@ class _Bench:
         offset = seen.offset(first)
         if offset is not None:
             trace = "tr(H)" if row.curvature == "hessian" else "tr(G)"
-            self.found.row(row.key).notes.append(
+            self.rows[row.key].notes.append(
                 f"its mean gradient is {offset:.2g} times the length of {trace}'s away from it"
             )

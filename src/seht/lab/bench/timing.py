@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from seht.engines.looks import Look
 from seht.engines.step_size import StepControl
@@ -66,6 +67,11 @@ class Timing:
             return self.ratios[0], self.ratios[0]
         low, _, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
         return low, high
+
+    def figures(self) -> dict[str, Any]:
+        """What a row of the report says of it."""
+        low, high = self.quartiles
+        return {"ratio": self.ratio, "low": low, "high": high, "rounds": len(self.ratios)}
 
 
 class Clock:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from seht.commands.options import add_options, real
 from seht.commands.outputs import plain_warnings
+from seht.errors import one_line
 
 if TYPE_CHECKING:
     from seht.lab.config import Recipe
@@ -101,7 +102,7 @@ def parsed(make: Callable[[], Any]) -> Any:
     try:
         return make()
     except ValueError as error:
-        raise RunError(" ".join(str(error).split())) from error
+        raise RunError(one_line(error)) from error
 
 
 def chosen_recipe(arguments: argparse.Namespace, name: str | None = None) -> Recipe:

@@ -19,7 +19,10 @@ def add_bench(commands: Any) -> None:
     """``seht bench``."""
     text = "what each estimator costs, and how exact it is"
     parser = commands.add_parser("bench", help=text, description=BENCH)
-    names = "one of resnet18, resnet18-group, wrn, lstm, gpt, mlp (may be repeated)"
+    names = (
+        "one of resnet18, resnet18-group, wrn, lstm, gpt, mlp, gpt-large-vocabulary, "
+        "gpt-large-vocabulary-lora (may be repeated)"
+    )
     earlier = "a file of an earlier --json: its models go into the report and are not measured"
     add_options(
         parser,

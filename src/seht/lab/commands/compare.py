@@ -64,7 +64,7 @@ def add_compare(commands: Any) -> None:
         ("--preset NAME", "a prepared comparison: demo, table1, ..."),
         ("--small", "the preset's recipe for CPUs"),
         ("--grid", "search each method's settings on the validation split"),
-        ("--grid-seeds N", seeds, whole(1, 10_000), 1),
+        ("--grid-seeds N", seeds, whole(1, 10_000)),
         ("--budget N", budget, whole(1, 10_000)),
         ("--refit", refit),
         ("--jobs N", "runs at a time (default: 1)", whole(1, 1024), 1),
@@ -104,7 +104,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
             arguments.refit,
         ),
         grid=grid,
-        grid_seeds=arguments.grid_seeds,
+        grid_seeds=arguments.grid_seeds or 1,
         scheduler=scheduler,
         costs=not arguments.no_cost,
         what_fits=arguments.methods is None and arguments.preset is None,
@@ -158,8 +158,10 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     from seht.lab.methods.parse import read, split_list
     from seht.lab.search import BEST, candidates, expand
 
-    if arguments.budget is not None and not arguments.grid:
-        raise ValueError("--budget belongs to --grid; leave it out, or search with --grid")
+    for option in () if arguments.grid else ("budget", "grid_seeds"):
+        if getattr(arguments, option) is not None:
+            said = f"--{option.replace('_', '-')} belongs to --grid"
+            raise ValueError(f"{said}; leave it out, or search with --grid")
     if arguments.preset is not None:
         return _preset(arguments)
     if arguments.small:
@@ -214,7 +216,10 @@ def _preset(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     from seht.lab import paper, recipes
 
     if arguments.recipe is not None or arguments.methods is not None or arguments.grid:
-        raise ValueError("--preset brings its own recipe and methods; leave the others out")
+        raise ValueError(
+            "--preset brings its own recipe, methods and settings; leave RECIPE, --methods and "
+            "--grid out"
+        )
     preset = paper.preset(arguments.preset, arguments.small)
     recipe = chosen_recipe(arguments, preset.recipe)
     return recipe, [

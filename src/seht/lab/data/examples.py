@@ -123,9 +123,10 @@ def split(config: DataConfig, count: int) -> tuple[slice, slice]:
         first, last = count - config.validation, count
         size = first if config.size is None else size
     if first < 1 or last > count or (not config.within and size > first):
+        asked = "" if config.size is None else f"data.size ({config.size}) and "
         raise DataError(
-            f"{config.name} has {count} examples to train on: data.size ({size}) and "
-            f"data.validation ({config.validation}) are more; lower one of them"
+            f"{config.name} has {count} examples to train on, too few for {asked}data.validation "
+            f"({config.validation}); lower {'one of them' if asked else 'it'}"
         )
     return slice(0, first if config.within else size), slice(first, last)
 

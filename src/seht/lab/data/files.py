@@ -8,18 +8,15 @@ official archive. What is in none of them is fetched from its official source in
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
 
-from seht.errors import unknown
+from seht.errors import one_line, unknown
 
 TIMEOUT = (10, 30)  # seconds to connect, and without a byte
 TRIES = 3
@@ -163,7 +160,7 @@ def _download(url: str, expected: str, name: str, to: Path, size: str = "") -> P
 
 def _short(error: Exception) -> str:
     """An exception's kind and first words: those of a failed connection run over lines."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return f"{type(error).__name__}: {text[:120]}{'...' if len(text) > 120 else ''}"
 
 
@@ -171,42 +168,29 @@ def _short(error: Exception) -> str:
 
 
 def _extract(archive: Path, source: Source, to: Path) -> None:
-    """Take the known files, and only those, out of the archive; each is verified on its way."""
+    """Take the known files, and only those, out of the archive; each appears when verified."""
     assert source.archive is not None
     verify(archive, source.archive.hash)
     try:
-        with tarfile.open(archive) as tar:
-            for file in source.files.values():
+        to.mkdir(parents=True, exist_ok=True)
+        apart = partial(tempfile.TemporaryDirectory, dir=to, prefix=".part-")
+        with tarfile.open(archive) as tar, apart() as part:
+            for key, file in source.files.items():
                 content = tar.extractfile(file.path)
                 assert content is not None, f"{file.path} is a directory"
-                with content, _replacing(to / file.path) as out:
-                    shutil.copyfileobj(content, out)
-                    out.flush()
-                    _verify_new(Path(out.name), file)
+                new, place = Path(part, key), to / file.path
+                new.write_bytes(content.read())
+                if (found := digest(new, file.hash.partition(":")[0])) != file.hash:
+                    raise DataError(
+                        f"{file.path} came out of its archive as {found}, not {file.hash}"
+                    )
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(new, place)
     except OSError as error:
         raise DataError(
             f"{archive} cannot be unpacked into {to} ({_short(error)}); make room there, or unpack "
             "it yourself and name the directory in --data-dir or SEHT_DATA"
         ) from error
-
-
-def _verify_new(path: Path, file: File) -> None:
-    if (found := digest(path, file.hash.partition(":")[0])) != file.hash:
-        raise DataError(f"{file.path} came out of its archive as {found}, not {file.hash}")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when all went well, and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".part-", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 # --- where each data set comes from -----------------------------------------------------------

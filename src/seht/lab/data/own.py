@@ -89,8 +89,10 @@ def _read(path: Path, _seal: str, name: str) -> Labelled:
         if y.dtype.kind == "f" and not np.isfinite(y).all():
             raise DataError(f"y{part} in {path} must be {len(x)} labels, and some are missing")
     classes, y = np.unique(np.concatenate([arrays[f"y{p}"] for p in parts]), return_inverse=True)
+    if len(classes) == 1:
+        raise DataError(f"y in {path} has one class only, {classes[0]}; there must be two or more")
     fractions = classes.dtype.kind == "f" and len(classes) > _RATINGS and (classes % 1).any()
-    if fractions or not 2 <= len(classes) <= len(y) / _EACH:
+    if fractions or len(classes) > len(y) / _EACH:
         raise DataError(
             f"y in {path} must be classes, and has {len(classes)} values in {len(y)} examples; "
             "make a few classes of a quantity"
@@ -191,6 +193,7 @@ def _value(path: Path, line: int, name: str, cell: str) -> float:
     if value is None:
         raise DataError(
             f"{path}, line {line}, {name}: {cell.strip()!r} is not a number; turn words into "
-            "numbers, fill or drop what is missing (the label is the last column)"
+            "numbers and decimal commas into points, fill or drop what is missing (the label is "
+            "the last column)"
         )
     return value

@@ -37,7 +37,6 @@ class Combined(Method):
         self.smoothing = 1 - kept if kept < 1 else 0.0
 
     def configure(self, recipe: Recipe) -> Recipe:
-        """Each changes what the one before left."""
         for method in self.methods:
             recipe = method.configure(recipe)
         return recipe
@@ -48,13 +47,11 @@ class Combined(Method):
             method.setup(replace(run, passes=self.passes))
 
     def batch(self, batch: Batch, step: int) -> Batch:
-        """One change after the other."""
         for method in self.methods:
             batch = method.batch(batch, step)
         return batch
 
     def term(self, forward: Forward) -> Tensor | None:
-        """The sum."""
         terms = [t for t in (m.term(forward) for m in self.methods) if t is not None]
         return sum(terms[1:], terms[0]) if terms else None
 
@@ -65,26 +62,22 @@ class Combined(Method):
         return closure
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """One around the other."""
         for method in self.methods:
             optimizer = method.optimizer(optimizer)
         return optimizer
 
     def after_step(self) -> None:
-        """Call each."""
         for method in self.methods:
             method.after_step()
 
     @contextmanager
     def judged(self) -> Iterator[None]:
-        """One inside the other."""
         with ExitStack() as held:
             for method in self.methods:
                 held.enter_context(method.judged())
             yield
 
     def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Stop as soon as one of them says so."""
         return any(method.stop(rows) for method in self.methods)
 
     def log(self) -> dict[str, float]:
@@ -98,16 +91,13 @@ class Combined(Method):
         return found
 
     def paths(self) -> dict[str, Any]:
-        """The paths of all methods that have one."""
         return {name: path for m in self.methods for name, path in m.paths().items()}
 
     def seek(self, step: int) -> None:
-        """Move each."""
         for method in self.methods:
             method.seek(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states by the methods' names."""
         return {m.name: m.state_dict() for m in self.methods}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

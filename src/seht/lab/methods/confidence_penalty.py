@@ -25,7 +25,6 @@ class ConfidencePenalty(Method):
         self.weight = not_negative("weight", weight)
 
     def term(self, forward: Forward) -> Tensor:
-        """Minus the weighted entropy of the closure's logits."""
         return -self.weight * entropy(forward.logits).mean()
 
 

@@ -27,7 +27,6 @@ class Cutout(Method):
         self.size = None if size is None else at_least("size", size, 1)
 
     def batch(self, batch: Batch, step: int) -> Batch:
-        """One square for each image."""
         count, _, height, width = batch.x.shape
         rows = torch.randint(height, (count,), device=batch.x.device)
         columns = torch.randint(width, (count,), device=batch.x.device)

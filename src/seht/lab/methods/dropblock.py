@@ -46,7 +46,6 @@ class DropBlock(Method):
         """The rate of this step; a step that runs several times keeps it."""
 
     def setup(self, run: Run) -> None:
-        """Hooks on the feature maps."""
         self.steps = run.steps
         found = list(places(run.model))
         if not found:

@@ -24,6 +24,5 @@ class Dropout(Method):
         self.rate = None if rate is None else share("rate", rate, one=False)
 
     def configure(self, recipe: Recipe) -> Recipe:
-        """Set the model's dropout."""
         rate = (recipe.model.dropout or 0.3) if self.rate is None else self.rate
         return replace(recipe, model=replace(recipe.model, dropout=rate))

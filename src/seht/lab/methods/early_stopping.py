@@ -27,7 +27,6 @@ class EarlyStopping(Method):
         self.patience = None if patience is None else at_least("patience", patience, 1)
 
     def configure(self, recipe: Recipe) -> Recipe:
-        """There must be something to choose on."""
         if recipe.task != "text" and not recipe.data.validation:
             raise ValueError(
                 "early-stopping chooses the epoch on validation examples, and data.validation is "
@@ -36,7 +35,6 @@ class EarlyStopping(Method):
         return recipe
 
     def stop(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the patience is at its end."""
         return self.patience is not None and since_best(rows) >= self.patience
 
 

@@ -35,13 +35,11 @@ class Ema(Method):
         self.steps = 0
 
     def setup(self, run: Run) -> None:
-        """The average begins at the initial weights."""
         self.model = run.model
         self.average = _copied(run.model.state_dict())
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Move the average."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (START + self.steps))
         for name, value in self.model.state_dict().items():
@@ -52,7 +50,6 @@ class Ema(Method):
 
     @contextmanager
     def judged(self) -> Iterator[None]:
-        """The average stands in the model."""
         kept = _copied(self.model.state_dict())
         self.model.load_state_dict(self.average)
         try:
@@ -61,11 +58,9 @@ class Ema(Method):
             self.model.load_state_dict(kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, and how many steps are in it."""
         return {"average": self.average, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
         for name, value in state["average"].items():
             self.average[name].copy_(value)
         self.steps = state["steps"]

@@ -36,7 +36,6 @@ class Fisher(Method):
         self.last: Tensor | None = None
 
     def setup(self, run: Run) -> None:
-        """Which tensors."""
         self.tensors = list(probes.choose(run.model, self.params).tensors.values())
         self.text = run.recipe.task == "text"
 
@@ -58,7 +57,6 @@ class Fisher(Method):
         return plain
 
     def log(self) -> dict[str, float]:
-        """The estimate of tr(F), and what it adds."""
         if self.last is None:
             return {}
         trace = float(self.last)

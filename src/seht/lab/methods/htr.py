@@ -49,7 +49,6 @@ class HtrMiddle(TracePenalty):
             return super().make(model, **changes)
 
     def params(self, model: nn.Module) -> list[str]:
-        """The middle half."""
         names = tensors(model)
         return names[len(names) // 4 : 3 * len(names) // 4]
 
@@ -73,7 +72,6 @@ class HtrFull(HtrMiddle):
         super().__init__(weight=weight, probes=probes, every=every, start=start)
 
     def params(self, model: nn.Module) -> list[str]:
-        """All of them."""
         return tensors(model)
 
 

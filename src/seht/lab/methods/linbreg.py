@@ -44,7 +44,6 @@ class LinBregMethod(Method):
         return with_decay(recipe, 0.0)
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Replace SGD, with its learning rate and momentum."""
         groups = []
         for group in optimizer.param_groups:
             kept = {"lr": group["lr"], "momentum": group.get("momentum", 0.0)}
@@ -73,7 +72,6 @@ class LinBreg(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One iteration."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

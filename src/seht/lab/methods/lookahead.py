@@ -25,7 +25,6 @@ class Lookahead(Method):
         self.k, self.alpha = at_least("k", k, 1), share("alpha", alpha, one=True)
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Around any other."""
         from pytorch_optimizer import Lookahead as Wrapper  # takes seconds to import
 
         wrapped: Optimizer = Wrapper(optimizer, k=self.k, alpha=self.alpha)

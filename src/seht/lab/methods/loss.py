@@ -27,7 +27,6 @@ class StepClosure:
     method: Method
 
     def __call__(self) -> tuple[Tensor, dict[str, Any]]:
-        """One forward pass."""
         method, batch = self.method, self.batch
         logits, hidden = outputs(self.model, batch)
         loss = plain = cross_entropy(logits, batch)

@@ -31,7 +31,6 @@ class Mixup(Method):
         self.alpha = positive("alpha", alpha)
 
     def batch(self, batch: Batch, step: int) -> Batch:
-        """Draw the share and the partners."""
         share = Beta(self.alpha, self.alpha).sample().item()
         order = torch.randperm(len(batch.x), device=batch.x.device)
         return mixed(batch, order, share)

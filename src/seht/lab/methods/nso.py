@@ -38,12 +38,10 @@ class Nso(Method):
         self.last: Tensor | None = None
 
     def setup(self, run: Run) -> None:
-        """Every parameter that is trained."""
         self.model, self.run_seed, self.passes_of_a_step = run.model, run.seed, run.passes
         self.tensors = draw.choose(run.model, "*").tensors
 
     def objective(self, closure: Closure) -> Closure:
-        """The mean, where there is noise."""
         return PenalisedLoss(lambda: self.mean(closure), closure) if self.sigma > 0 else closure
 
     @property
@@ -89,17 +87,13 @@ class Nso(Method):
         return handed_out(mean, total, leaves), aux
 
     def log(self) -> dict[str, float]:
-        """What the noise adds, by the slopes at its ends."""
         return {"penalty": 0.0 if self.last is None else float(self.last)}
 
     def seek(self, step: int) -> None:
-        """The noise is numbered by calls."""
         self.calls = step * self.passes_of_a_step
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of calls."""
         return {"calls": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
         self.calls = state["calls"]

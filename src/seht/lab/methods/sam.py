@@ -35,7 +35,6 @@ class Sam(Method):
         self.model = run.model
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """SAM around the same optimiser with the same groups."""
         return sharpness_aware(optimizer, self.model, rho=self.rho, adaptive=self.adaptive)
 
 

@@ -29,7 +29,6 @@ class PenalisedLoss:
     plain: Closure
 
     def __call__(self) -> Any:
-        """Loss with penalties, and aux."""
         return self.run()
 
 
@@ -46,7 +45,7 @@ class TracePenalty(Method):
         self.part = share("part", positive("part", part), one=True)
         self.penalty_options = options
         # A wrong option should fail here, not when data and model have been built.
-        self.make(_Smallest(), params=None, total_steps=1)
+        self.make(nn.ParameterList([torch.zeros(1, 1)]), params=None, total_steps=1)
 
     def make(self, model: nn.Module, **changes: Any) -> HessianTrace:
         """The penalty of a model; ``total_steps`` is the length of the training."""
@@ -108,7 +107,6 @@ class TracePenalty(Method):
         return plain.of(self.part)
 
     def log(self) -> dict[str, float]:
-        """The penalty and, on a penalised step, the trace."""
         last = self.penalty.last
         if last is None or last.trace is None:
             return {"penalty": 0.0}
@@ -120,7 +118,6 @@ class TracePenalty(Method):
         return bool(self.penalty_options.get("weight") == "tuned")
 
     def paths(self) -> dict[str, Any]:
-        """The path of a tuned weight."""
         if not self.tuned:
             return {}
         with warnings.catch_warnings():  # where there is none yet, --refit says so
@@ -134,11 +131,9 @@ class TracePenalty(Method):
         self.penalty.load_state_dict({**state, "calls": step * self.penalty.accumulate})
 
     def state_dict(self) -> dict[str, Any]:
-        """The penalty's own: probes, guard rails, the engine's step."""
         return self.penalty.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
         self.penalty.load_state_dict(state)
 
 
@@ -198,9 +193,3 @@ PENALTIES: list[type[Method]] = [
     for name, estimator in ESTIMATORS.items()
 ]
 """A method of the same name for every estimator: a new one needs nothing here."""
-
-
-class _Smallest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, 1))

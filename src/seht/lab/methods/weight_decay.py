@@ -24,7 +24,6 @@ class WeightDecay(Method):
         self.weight = None if weight is None else not_negative("weight", weight)
 
     def configure(self, recipe: Recipe) -> Recipe:
-        """Set the optimiser's weight decay."""
         return recipe if self.weight is None else with_decay(recipe, self.weight)
 
 
@@ -34,7 +33,6 @@ class Nothing(Method):
     name = "none"
 
     def configure(self, recipe: Recipe) -> Recipe:
-        """Weight decay 0."""
         return with_decay(recipe, 0.0)
 
 

@@ -115,7 +115,6 @@ class ResNet(nn.Module):
         self.linear = nn.Linear(sizes[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
         x = self.layers(self.act(self.norm1(self.conv1(x))))
         return self.linear(x.mean((2, 3)))
 
@@ -178,7 +177,6 @@ class WideResNet(nn.Module):
         self.linear = nn.Linear(sizes[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
         x = self.act(self.norm(self.layers(self.conv1(x))))
         return self.linear(x.mean((2, 3)))
 
@@ -216,7 +214,6 @@ class CNN(nn.Module):
         self.linear = nn.Linear(2 * width * (size // 4) ** dims, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
         return self.linear(self.dropout(self.layers(x).flatten(1)))
 
 
@@ -255,7 +252,6 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
         x = x.flatten(1)
         for linear in self.linears[:-1]:
             x = self.act(linear(x))

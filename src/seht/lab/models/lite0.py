@@ -53,7 +53,6 @@ class Lite0Top(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
         x = self.act(self.norm(self.conv(self.blocks(x))))
         return self.linear(self.dropout(x.mean((2, 3))))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from seht.commands.files import put
 from seht.lab import records
 from seht.lab.report.load import load
 from seht.lab.report.rows import build
@@ -23,8 +24,13 @@ def write(directory: str | Path, power: float | None = None) -> dict[str, Path]:
     All are rendered before the first is written, and each replaces its predecessor in one go.
     ``power`` asks for the number of seeds that a difference of that size takes.
     """
-    texts = render(directory, power)
-    return {name: _replace(Path(directory) / name, text) for name, text in texts.items()}
+    files = {Path(directory) / name: text for name, text in render(directory, power).items()}
+    for file, text in files.items():
+        try:
+            put(file, text.encode())
+        except OSError as error:
+            raise records.RunError(f"cannot write {str(file)!r}: {error.strerror}") from error
+    return {file.name: file for file in files}
 
 
 def render(directory: str | Path, power: float | None = None) -> dict[str, str]:
@@ -73,12 +79,3 @@ def show(directory: str | Path, power: float | None = None) -> None:
         console.print(table.terminal(rows, console.width))
         console.print(words.brief(rows), soft_wrap=True)
     print(text.get(), end="")
-
-
-def _replace(file: Path, text: str) -> Path:
-    try:
-        records.write(file, text)
-    except records.RunError as error:
-        reason = getattr(error.__cause__, "strerror", None) or error
-        raise records.RunError(f"cannot write {str(file)!r}: {reason}") from error
-    return file

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from seht.lab.report.load import DONE, RunRecord
 from seht.lab.report.rows import MethodRow, ReportTable
+from seht.lab.report.stats import mean
 from seht.measure.page.drawing import Draw, Panel, band, colour, limits, panel
 
 if TYPE_CHECKING:
@@ -53,21 +54,18 @@ def convergence(table: ReportTable) -> list[Panel]:
         for key in ("train_loss", "valid_loss", last, last.replace("valid", "test"))
     }
     panels = []
-    for axis, unit in (("epoch", "epoch"), ("seconds", _unit(found)[0])):
+    unit, seconds = _unit(found)
+    for axis, said, label in (("epoch", "epoch", "epoch"), ("seconds", "wall-clock", unit)):
         for key, curves in found.items():
             if any(curves):
-                draw = _lines(table.rows, curves, axis, key, _unit(found)[1])
-                title = f"{_bare(names[key])} against {_AXES[axis]}"
-                panels.append(_figure(title, draw, table.rows, names[key], unit))
+                draw = _lines(curves, axis, key, seconds)
+                title = f"{_bare(names[key])} against {said}"
+                panels.append(_figure(title, draw, table.rows, names[key], label))
     weights = [tuned_weight(table.comparison.of(row.method)) for row in table.rows]
     if any(weights):
-        draw = _lines(table.rows, weights, "epoch", "weight", 1.0)
-        name = "the tuned weight, before every="
+        draw, name = _lines(weights, "epoch", "weight", 1.0), "the tuned weight, before every="
         panels.append(_figure("Tuned weight against epoch", draw, table.rows, name, "epoch"))
     return panels
-
-
-_AXES = {"epoch": "epoch", "seconds": "wall-clock"}
 
 
 def flatness(table: ReportTable) -> list[Panel]:
@@ -105,22 +103,18 @@ def curve(runs: Sequence[RunRecord], key: str) -> Curve | None:
     columns = [c for c in columns if any(map(math.isfinite, c[key]))]
     if not columns:
         return None
-    steps = list(zip(*(c[key] for c in columns), strict=False))
+    steps, seconds = (list(zip(*(c[k] for c in columns), strict=False)) for k in (key, "seconds"))
     return Curve(
-        epoch=list(columns[0].get("epoch", range(1, len(steps) + 1)))[: len(steps)],
-        seconds=[
-            statistics.fmean(seconds)
-            for seconds in zip(*(c.get("seconds", []) for c in columns), strict=False)
-        ],
-        mean=[statistics.fmean(step) for step in steps],
-        error=[_error(step) for step in steps],
+        epoch=columns[0]["epoch"][: len(steps)],
+        seconds=list(map(statistics.fmean, seconds)),
+        mean=list(map(statistics.fmean, steps)),
+        error=list(map(_error, steps)),
     )
 
 
 def _error(step: tuple[float, ...]) -> float:
-    if len(step) < 2 or not all(map(math.isfinite, step)):
-        return 0.0
-    return statistics.stdev(step) / math.sqrt(len(step))
+    found = mean(step)
+    return (found and found.error) or 0.0
 
 
 def tuned_weight(runs: Sequence[RunRecord]) -> Curve | None:
@@ -133,8 +127,8 @@ def tuned_weight(runs: Sequence[RunRecord]) -> Curve | None:
     places = [first + (1 - first) * k / _PLACES for k in range(_PLACES + 1)]
     steps = [tuple(path.at(place) for path in paths) for place in places]
     epochs = found[0].number("epochs") or 1.0
-    mean = [statistics.geometric_mean(step) for step in steps]
-    return Curve([epochs * place for place in places], [], mean, [_error(step) for step in steps])
+    middle = list(map(statistics.geometric_mean, steps))
+    return Curve([epochs * place for place in places], [], middle, list(map(_error, steps)))
 
 
 def _unit(found: dict[str, list[Curve | None]]) -> tuple[str, float]:
@@ -150,9 +144,7 @@ def _unit(found: dict[str, list[Curve | None]]) -> tuple[str, float]:
 # --- drawing ----------------------------------------------------------------------------------
 
 
-def _lines(
-    rows: Sequence[MethodRow], curves: Sequence[Curve | None], axis: str, key: str, unit: float
-) -> Draw:
+def _lines(curves: Sequence[Curve | None], axis: str, key: str, unit: float) -> Draw:
     def draw(axes: Axes) -> None:
         for number, found in enumerate(curves):
             if found is None:

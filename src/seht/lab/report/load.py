@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seht import WeightPath
-from seht.lab.records import RunError, read_json
+from seht.lab.config import KINDS
+from seht.lab.records import Record, RunError, read_json, read_metrics
 
 DONE, FAILED, UNFINISHED, MISSING = "done", "failed", "unfinished", "not started"
 
@@ -72,10 +71,7 @@ class ComparisonRecord:
     @property
     def text(self) -> bool:
         """Language modelling, so perplexities; otherwise images and accuracies."""
-        return any(
-            "test_perplexity" in (run.result.get("metrics") or {}).get("last", {})
-            for run in self.runs.values()
-        ) or self.recipe["data"]["name"] in ("wikitext2", "pydocs")
+        return self.recipe["data"]["name"] in KINDS["text"]
 
     def of(self, method: str) -> list[RunRecord]:
         """The method's runs, one for each seed that was asked for."""
@@ -127,12 +123,10 @@ _AGAIN = "delete it, and `seht compare` makes it again"
 
 def _run(folder: Path) -> RunRecord | None:
     """A run, begun or done; ``None`` for a folder in which nothing has been written yet."""
-    file = folder / "result.json"
-    config, result = read_json(folder / "config.json"), read_json(file)
-    if config is None and result is None:
+    config, result = read_json(folder / "config.json") or {}, Record(folder).result()
+    if not config and result is None:
         return None
-    config = config or {}
-    curves = _curves(folder / "metrics.csv")
+    curves = read_metrics(folder / "metrics.csv")
     versions = {str(k): str(v) for k, v in (config.get("versions") or {}).items()}
     if result is None:
         if not isinstance(config.get("method"), str) or not isinstance(config.get("seed"), int):
@@ -141,32 +135,10 @@ def _run(folder: Path) -> RunRecord | None:
         said = f"{epochs} epoch{'' if epochs == 1 else 's'} done; `seht compare` continues it"
         method, seed = config["method"], config["seed"]
         return RunRecord(method, seed, UNFINISHED, said, curves=curves, versions=versions)
-    method, seed, status = result.get("method"), result.get("seed"), result.get("status")
-    if not isinstance(method, str) or not isinstance(seed, int) or status not in (DONE, FAILED):
-        raise RunError(f"{str(file)!r} names no method, seed or status; {_AGAIN}")
-    metrics = result.get("metrics")
-    if status == DONE and not (isinstance(metrics, dict) and isinstance(metrics.get("last"), dict)):
-        raise RunError(f"{str(file)!r} says done but has no metrics; {_AGAIN}")
-    reason = None if result.get("reason") is None else str(result["reason"])
     try:
-        paths = result.get("paths") or config.get("paths") or {}
+        paths = result.paths or config.get("paths") or {}
         path = next((WeightPath.of(state) for state in paths.values()), None)
     except (AttributeError, ValueError) as error:
-        raise RunError(f"{str(file)!r}: {error}; {_AGAIN}") from error
-    return RunRecord(method, seed, status, reason, result, curves, versions, path)
-
-
-def _curves(file: Path) -> dict[str, list[float]]:
-    """Columns of numbers; a row that is being written at this moment is left out."""
-    if not file.is_file():
-        return {}
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            header, *rows = list(csv.reader(lines)) or [[]]
-            whole = [row for row in rows if len(row) == len(header)]
-            return {
-                name: [float(cell) if cell else math.nan for cell in cells]
-                for name, cells in zip(header, zip(*whole, strict=True), strict=False)
-            }
-    except (OSError, ValueError, csv.Error) as error:
-        raise RunError(f"{str(file)!r} is not a table of numbers; {_AGAIN}") from error
+        raise RunError(f"{str(folder / 'result.json')!r}: {error}; {_AGAIN}") from error
+    found = result.method, result.seed, result.status, result.reason, asdict(result)
+    return RunRecord(*found, curves, versions, path)

@@ -194,19 +194,12 @@ def _figures(runs: Sequence[RunRecord]) -> dict[str, Mean]:
 
 
 def _ratio(cost: Mapping[str, Any] | None) -> tuple[float, float | None, float | None] | None:
-    if not cost or not isinstance(cost.get("ratio"), (int, float)):
-        return None
-    low, high = (
-        float(cost[key]) if isinstance(cost.get(key), (int, float)) else None
-        for key in ("low", "high")
-    )
-    return float(cost["ratio"]), low, high
+    return (float(cost["ratio"]), cost.get("low"), cost.get("high")) if cost else None
 
 
 def _bound(run: RunRecord, end: str) -> bool:
     """Whether the run has not found this end of the spectrum, to a twentieth of it."""
-    found = run.result.get("eigenvalues")
-    if not isinstance(found, Mapping) or found.get("converged") is not False:
+    if (run.result.get("eigenvalues") or {}).get("converged") is not False:
         return False
     value, residual = run.number("eigenvalues", end), run.number("eigenvalues", f"{end}_residual")
     return value is None or residual is None or residual > abs(value) / 20
@@ -214,21 +207,15 @@ def _bound(run: RunRecord, end: str) -> bool:
 
 def _equilibria(runs: list[RunRecord]) -> tuple[int, int] | None:
     found = [(run.result.get("stability") or {}) for run in runs]
-    known = [s["equilibrium"] for s in found if isinstance(s, Mapping) and "equilibrium" in s]
+    known = [s["equilibrium"] for s in found if "equilibrium" in s]
     return (sum(map(bool, known)), len(known)) if known else None
 
 
 def _stability(runs: list[RunRecord]) -> str | None:
     """The verdicts of the runs, each once, with how many runs share it where they differ."""
-    found = []
-    for run in runs:
-        stability = run.result.get("stability")
-        if isinstance(stability, Mapping):
-            stability = stability.get("verdict", stability.get("stable"))
-        if isinstance(stability, bool):
-            stability = "stable" if stability else "not stable"
-        if isinstance(stability, str):
-            found.append(stability)
+    records = [run.result.get("stability") for run in runs]
+    said = [s.get("verdict", s.get("stable")) for s in records if s]
+    found = [{True: "stable", False: "not stable"}.get(one, one) for one in said]
     different = sorted(set(found))
     if len(different) < 2:
         return different[0] if different else None

@@ -13,6 +13,7 @@ is that of the sign test.
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -148,15 +149,12 @@ def seeds_needed(size: float, spread: float, tests: int = 1) -> int | None:
 
     if not spread:
         return 2
-    low, high = 1, 2  # not enough, perhaps enough
+    high = 2
     while power(high) < POWER:
-        low, high = high, 2 * high
+        high *= 2
         if high > MOST_SEEDS:
             return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
-    return high
+    return bisect.bisect_left(range(high), POWER, lo=max(2, high // 2), key=power)
 
 
 def _p(centre: float, error: float, freedom: int) -> float:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from seht.lab import paper
-from seht.lab.fields import OURS, to_text
+from seht.lab.fields import OURS, from_dict, to_dict, to_text
+from seht.lab.recipes import RECIPES
 from seht.lab.report.columns import columns, trace_in_words
 from seht.lab.report.load import DONE, FAILED, ComparisonRecord, RunRecord
 from seht.lab.report.rows import BETTER, WORSE, ReportTable
@@ -195,12 +196,9 @@ def command(comparison: ComparisonRecord) -> str:
 
 def changes(comparison: ComparisonRecord) -> dict[str, Any]:
     """Fields that differ from the recipe of that name, as this version of seht knows it."""
-    try:
-        from seht.lab.recipes import from_dict, recipe, to_dict
-
-        known = to_dict(recipe(comparison.name))
-    except (ImportError, ValueError):
+    if comparison.name not in RECIPES:
         return {}
+    known = to_dict(RECIPES[comparison.name]())
     asked: Mapping[str, Any] = comparison.recipe
     with suppress(ValueError):  # fields that the record leaves out have their default
         asked = to_dict(from_dict(asked))
@@ -214,8 +212,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         else:
-            # JSON knows no tuples.
-            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+            yield f"{prefix}{key}", value
 
 
 def _count(number: int, what: str) -> str:

@@ -6,14 +6,14 @@ resumes where it stopped; so a scheduler has no state to keep.
 
 from __future__ import annotations
 
-import csv
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from seht.lab import progress
-from seht.lab.records import Result
+from seht.lab.records import Result, RunError, read_metrics
 from seht.lab.trials import Trial
 
 Done = Callable[[Trial, Result], None]
@@ -47,14 +47,12 @@ class Following:
             return
         for trial in trials:
             try:
-                with open(trial.out / "metrics.csv", newline="", encoding="utf-8") as file:
-                    rows = list(csv.DictReader(file))
-                row = {name: float(value) for name, value in rows[-1].items() if value}
-            except (OSError, LookupError, TypeError, ValueError, csv.Error):
-                continue  # it has not begun, or has just been moved; or is not ours to read
-            if len(rows) != self.told.get(trial.out):
-                self.told[trial.out] = len(rows)
-                self.say(
-                    f"{trial.name}: epoch {len(rows)}/{trial.recipe.epochs}, {progress.say(row)}"
-                )
+                columns = read_metrics(trial.out / "metrics.csv")
+            except RunError:
+                continue  # not ours to read
+            done = len(columns.get("epoch", ()))
+            if done != self.told.get(trial.out, 0):
+                self.told[trial.out] = done
+                row = {name: of[-1] for name, of in columns.items() if not math.isnan(of[-1])}
+                self.say(f"{trial.name}: epoch {done}/{trial.recipe.epochs}, {progress.say(row)}")
         self.last = time.monotonic()

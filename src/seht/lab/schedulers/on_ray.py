@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from seht.errors import one_line
 from seht.extras import need
 from seht.lab.records import Record, Result, RunError, versions, writing
 from seht.lab.schedulers import Done, Following
@@ -108,7 +109,7 @@ class RayTasks:
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            line = " ".join(str(error).split())
+            line = one_line(error)
             raise RunError(
                 f"no Ray cluster at --address {self.address}: {line}; one that wants a token needs "
                 "RAY_AUTH_MODE=token here"

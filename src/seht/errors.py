@@ -70,6 +70,12 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= _LINE else f"{text[:_LINE]}..."
 
 
+def brief(error: BaseException) -> str:
+    """The kind of an exception, and the first line of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
 def unknown(what: str, given: object, known: Iterable[object]) -> str:
     """The message for an unknown name: the nearest known one, and a list of all."""
     names = [str(name) for name in known]

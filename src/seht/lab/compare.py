@@ -156,7 +156,7 @@ def compare(
             comparison = replace(comparison, entries=tuple(chosen))
         comparison.claim()
         if comparison.refit and (firsts := refit.firsts(comparison)):
-            say(f"tuning {len(firsts)} runs with held-out examples, which are then gone again")
+            say(f"tuning {len(firsts)} runs with held-out examples; then all train on them")
             run(firsts, scheduler, say)
         run(comparison.trials(say), scheduler, say)
         if costs:

@@ -44,7 +44,7 @@ def complete(comparison: Comparison, say: Say) -> None:
         with repeatable(comparison.recipe.threads):
             try:
                 with warnings.catch_warnings():
-                    # What is to be said of a training its runs have said; this is none.
+                    # The runs themselves have said it already.
                     warnings.simplefilter("ignore", PenaltyWarning)
                     found[entry.name] = ratio(
                         *(in_the_middle(comparison.training(row)) for row in (baseline, entry))

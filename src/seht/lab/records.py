@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from seht.commands.files import SUFFIX, put
+from seht.errors import UsageError
 
 
-class RunError(Exception):
+class RunError(UsageError):
     """A run directory that cannot be used, said in one line with what to do about it."""
 
 

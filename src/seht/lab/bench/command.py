@@ -38,8 +38,6 @@ class Command:
             if name not in CASES:
                 raise ValueError(unknown("model", name, CASES))
         _ = self.earlier
-        if self.repeats is not None and self.repeats < 1:
-            raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
         check_outputs(self.json, self.plot, self.out)
         if self.plot is not None:
             plot.require()

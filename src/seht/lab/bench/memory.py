@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from seht.errors import brief
 from seht.lab.bench.cases import CASES, Problem
-from seht.lab.bench.results import brief
 from seht.lab.bench.rows import BenchRow, table
 from seht.lab.bench.runners import Penalty, Runner
 
@@ -52,7 +52,7 @@ def measure(
 
 def peak_of(row: BenchRow, case: str, scale: str, checks: bool) -> dict[str, Any]:
     """Runs in the child."""
-    # The code of torch is read from disk as it is used, which is none of the step's memory: let a
+    # Torch's code is read from disk when it is first used, which is not memory of the step: let a
     # tiny model use it first.
     with suppress(Exception):
         for _ in _steps(row, CASES[case].problem("tiny"), checks):

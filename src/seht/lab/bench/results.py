@@ -102,9 +102,3 @@ class CaseResult:
         """What ``asdict`` made of it."""
         tables = {key: [RowResult(**row) for row in data[key]] for key in ("rows", "compiled")}
         return cls(**{**data, **tables})
-
-
-def brief(error: Exception) -> str:
-    """The first line of what went wrong."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from seht.errors import PenaltyWarning
+from seht.errors import PenaltyWarning, brief
 from seht.lab.bench import memory, rows, timing
 from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
 from seht.lab.bench.cases import CASES, Case
-from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings, brief
+from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings
 from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.runners import Penalty, Runner
 from seht.lab.training import repeatable

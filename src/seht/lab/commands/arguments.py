@@ -165,7 +165,7 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     """Wrap a command so that errors the user can fix become one line and exit code 2."""
 
     def run(arguments: argparse.Namespace) -> int:
-        from seht.errors import MissingExtraError, UsageError
+        from seht.errors import MissingExtraError
         from seht.lab.ranks import leads
         from seht.lab.records import RunError
 
@@ -173,10 +173,10 @@ def told(function: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
             with warnings.catch_warnings():
                 plain_warnings()
                 return function(arguments)
-        except (RunError, MissingExtraError) as error:
+        except (RunError, MissingExtraError):
             if not leads():
                 return 2  # the first rank says it
-            raise UsageError(str(error)) from error
+            raise
         except KeyboardInterrupt:
             print(
                 "\nseht: interrupted; the same command goes on from the last checkpoint (one is "

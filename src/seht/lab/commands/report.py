@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from seht.commands.options import add_options
-from seht.errors import UsageError
 from seht.extras import need
 from seht.lab.commands.arguments import POWER
 
@@ -29,12 +28,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write the files, print the table and where the page is."""
     need("lab", "seht report", "jinja2", "matplotlib", "rich", "scipy")
     from seht.lab import report
-    from seht.lab.records import RunError
 
-    try:
-        files = report.write(arguments.directory, arguments.power)
-        report.show(arguments.directory, arguments.power)
-    except RunError as error:
-        raise UsageError(str(error)) from error
+    files = report.write(arguments.directory, arguments.power)
+    report.show(arguments.directory, arguments.power)
     print(files["report.html"])
     return 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from seht.errors import one_line, unknown
+from seht.errors import brief, unknown
 
 TIMEOUT = (10, 30)  # seconds to connect, and without a byte
 TRIES = 3
@@ -128,7 +128,7 @@ def _fetch(name: str, source: Source, to: Path, places: list[Path]) -> None:
         wanted = source.archive or next(iter(source.files.values()))
         place = wanted.name if isinstance(wanted, Archive) else wanted.path
         raise DataError(
-            f"{name} is not in {looked}, and fetching {wanted.url} failed ({_short(error)}); "
+            f"{name} is not in {looked}, and fetching {wanted.url} failed ({brief(error)}); "
             f"fetch it elsewhere ({wanted.hash}), put it there as {place}, "
             "and name the directory in --data-dir or SEHT_DATA"
         ) from error
@@ -158,12 +158,6 @@ def _download(url: str, expected: str, name: str, to: Path, size: str = "") -> P
     raise AssertionError("the last attempt returns or raises")
 
 
-def _short(error: Exception) -> str:
-    """An exception's kind and first words: those of a failed connection run over lines."""
-    text = one_line(error)
-    return f"{type(error).__name__}: {text[:120]}{'...' if len(text) > 120 else ''}"
-
-
 # --- archives ---------------------------------------------------------------------------------
 
 
@@ -188,7 +182,7 @@ def _extract(archive: Path, source: Source, to: Path) -> None:
                 os.replace(new, place)
     except OSError as error:
         raise DataError(
-            f"{archive} cannot be unpacked into {to} ({_short(error)}); make room there, or unpack "
+            f"{archive} cannot be unpacked into {to} ({brief(error)}); make room there, or unpack "
             "it yourself and name the directory in --data-dir or SEHT_DATA"
         ) from error
 

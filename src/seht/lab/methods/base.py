@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -71,14 +71,6 @@ class Run:
         return self.steps_per_epoch * self.recipe.epochs
 
 
-class Option(NamedTuple):
-    """Something about a method that a user can set."""
-
-    hint: Any
-    """Its type, as annotated."""
-    default: Any
-
-
 Closure = Callable[[], Any]
 """Returns ``(loss, aux)``: the loss of one forward pass, with every term of every method in it."""
 
@@ -109,14 +101,9 @@ class Method:
     """Whether a term needs the gradient in ``forward.batch.x``."""
 
     @classmethod
-    def options(cls) -> dict[str, Option]:
-        """Every option by its name, in the order of the method's text."""
-        hints = typing.get_type_hints(cls.__init__)
-        return {
-            name: Option(hints[name], parameter.default)
-            for name, parameter in inspect.signature(cls).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
+    def options(cls) -> dict[str, Any]:
+        """The type of every option, in the order of the method's text."""
+        return keyword_types(cls.__init__)
 
     @classmethod
     def settled(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,6 +163,12 @@ class Method:
 
     def seek(self, step: int) -> None:
         """Jump to that step of the schedule (warm-up, ``every``), for timing."""
+
+
+def keyword_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotation of every argument that is given by its name."""
+    hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
+    return {name: hints[name] for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 # --- the ranges of options, checked where a method is made ------------------------------------

@@ -43,7 +43,7 @@ class HtrMiddle(TracePenalty):
         )
 
     def make(self, model: nn.Module, **changes: Any) -> HessianTrace:
-        """That its steps are rare is the method's own, and so is their weight."""
+        """Without warnings: rare steps and their weight are part of the method."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PenaltyWarning)
             return super().make(model, **changes)

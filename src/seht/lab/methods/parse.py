@@ -114,8 +114,8 @@ def split_list(text: str) -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-    """A method's options: their type and default."""
-    return dict(METHODS[name].options())
+    """The types of a method's options."""
+    return METHODS[name].options()
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name}: {unknown('option', key, known)}")
     checked = {}
     for key, value in given.items():
-        checked[key] = from_text(f"{name}: {key}", known[key].hint, to_text(value))
+        checked[key] = from_text(f"{name}: {key}", known[key], to_text(value))
         if type(checked[key]) is int and abs(checked[key]) > _MOST:
             raise ValueError(f"{name}: {key} must be at most {_MOST:,}, not {value}")
     return checked

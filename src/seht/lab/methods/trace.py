@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import typing
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from seht import HessianTrace
 from seht.errors import PenaltyWarning, warn
 from seht.estimators import ESTIMATORS, SehtS
-from seht.lab.methods.base import Closure, Method, Option, Run, positive, share
+from seht.lab.methods.base import Closure, Method, Run, keyword_types, positive, share
 from seht.lab.methods.loss import StepClosure
 
 
@@ -164,22 +163,19 @@ class EstimatorPenalty(TracePenalty):
         return {**settings, **given}
 
     @classmethod
-    def options(cls) -> dict[str, Option]:
+    def options(cls) -> dict[str, Any]:
         """In this order: the weight, the estimator's, the penalty's, the engine's."""
-        own = typing.get_type_hints(cls.estimator)
-        hints = typing.get_type_hints(HessianTrace.__init__)
-        found = {"weight": Option(float | str | None, _WEIGHT)}
-        found |= {f.name: Option(own[f.name], f.default) for f in dataclasses.fields(cls.estimator)}
-        for name, parameter in inspect.signature(HessianTrace).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and name not in _LABS:
-                found.setdefault(name, Option(hints[name], parameter.default))
-        return found | _ENGINE | {"part": Option(float, 1.0)}
+        own, hints = typing.get_type_hints(cls.estimator), keyword_types(HessianTrace.__init__)
+        found = {"weight": float | str | None}
+        found |= {f.name: own[f.name] for f in dataclasses.fields(cls.estimator)}
+        shared = {name: hint for name, hint in hints.items() if name not in (*_LABS, *found)}
+        return found | shared | _ENGINE | {"part": float}
 
 
 _WEIGHT = 1e-3
 _LABS = ("estimator", "boundary", "total_steps", "accumulate", "seed", "held_out", "optimizer")
 """Arguments of the penalty that the lab fills in."""
-_ENGINE = {"kappa": Option(float | None, None), "two_sided": Option(bool, False)}
+_ENGINE = {"kappa": float | None, "two_sided": bool}
 
 _PART = """    In the lab ``part`` below 1 takes the trace of the loss on this part of each batch.
     """

@@ -56,8 +56,8 @@ def _sense(directory: str | Path) -> Iterator[None]:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise records.RunError(
             f"no report can be made of the records in {str(directory)!r} ({reason}; "
-            f"{Path(where.filename).name}, line {where.lineno}): one was altered; `seht compare` "
-            "makes those again that you remove"
+            f"{Path(where.filename).name}, line {where.lineno}): one was altered; remove it, and "
+            "`seht compare` makes it again"
         ) from error
 
 
@@ -72,10 +72,8 @@ def show(directory: str | Path, power: float | None = None) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console.width = 120
-    with (
-        _sense(directory),
-        console.capture() as text,
-    ):  # its own answer to a reader that has left is exit code 1
+    # Where nobody reads on, rich itself would end the program with exit code 1.
+    with _sense(directory), console.capture() as text:
         console.print(table.terminal(rows, console.width))
         console.print(words.brief(rows), soft_wrap=True)
     print(text.get(), end="")

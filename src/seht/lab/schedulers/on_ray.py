@@ -221,8 +221,8 @@ def outcome(ray: Any, ref: Any, trial: Trial) -> Result:
         warnings.warn(text, stacklevel=1)
     if Record(trial.out).result() is None:
         raise RunError(
-            f"a Ray worker has written to another {trial.out.absolute()} than this machine's; "
-            "choose a directory that all machines share, with --out"
+            f"{trial.out.absolute()} is another directory on the Ray worker than here; choose one "
+            "that all machines share, with --out"
         )
     result: Result = said["result"]
     return result

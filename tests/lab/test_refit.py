@@ -82,6 +82,13 @@ def test_text_has_its_validation_elsewhere(tmp_path, capsys, method):
     assert not (tmp_path / "out").exists()  # said before the first training
 
 
+def test_a_directory_is_with_it_or_without(tmp_path, capsys):
+    few = ("none", "--epochs", "1")
+    assert compare(tmp_path, *few) == 0 and compare(tmp_path, *few, "--refit") == 2
+    told = capsys.readouterr().err
+    assert "holds a comparison without --refit; choose another" in told and "without it" in told
+
+
 def test_a_training_too_short_for_a_path(tmp_path, capsys):
     methods = "seht-h(weight=tuned,warmup=2,every=1)"
     assert compare(tmp_path, methods, "--refit", "--epochs", "2") == 2

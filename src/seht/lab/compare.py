@@ -100,14 +100,24 @@ class Comparison:
                 say(f"left out: {error}; --retry runs it again")
         return made
 
+    def there(self) -> Any:
+        """What the directory was used for before, if it was; an error if ``--refit`` differs."""
+        found = read_json(self.out / "comparison.json")
+        if found is not None and bool(found.get("refit")) != self.refit:
+            how = "without" if self.refit else "with"
+            raise RunError(
+                f"{self.out} holds a comparison {how} --refit; choose another directory with "
+                f"--out, or go on {how} it"
+            )
+        return found
+
     def claim(self) -> None:
         """Make the directory this comparison's, or see that its recipe is the one there."""
         from seht.lab.recipes import identity
 
         path = self.out / "comparison.json"
         recipe = plain(identity(self.recipe))
-        there = read_json(path)
-        if there is not None:
+        if (there := self.there()) is not None:
             other = difference({"recipe": recipe}, there)
             if other is not None:
                 raise RunError(
@@ -147,6 +157,7 @@ def compare(
     if grid is not None:
         search.check_search(comparison, grid_seeds)
     check_comparison(comparison.out)
+    comparison.there()
     with alone(comparison.out, patience=0):
         asked = [[entry] for entry in comparison.entries] if grid is None else grid
         rows = fitting(comparison, asked, what_fits, say)

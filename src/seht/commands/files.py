@@ -15,6 +15,7 @@ import torch
 
 import seht
 from seht import extras
+from seht.errors import UsageError
 
 MARKS = (b'<meta name="generator" content="seht">', b'"seht": "', b"`seht bench", b"seht bench")
 """Every page, JSON file, Markdown file and picture that we write begins with one of these."""
@@ -69,6 +70,14 @@ def put(path: Path, data: bytes) -> None:
         raise
 
 
+def put_text(file: str | Path, text: str) -> None:
+    """The same for text; what the system says against it becomes one line."""
+    try:
+        put(Path(file), text.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+
+
 @dataclass(frozen=True)
 class ReportFiles:
     """What ``--json`` (``-`` is standard output) and ``--html`` name, checked before any work."""
@@ -90,16 +99,10 @@ class ReportFiles:
             if self.json == "-":
                 print(text)
             else:
-                self._put(self.json, text + "\n")
+                put_text(self.json, text + "\n")
         if self.json != "-":
             print(table)
         if self.html is not None:
-            self._put(self.html, page(versions))
+            put_text(self.html, page(versions))
             if self.json != "-":
                 print(f"\n{self.html}")
-
-    def _put(self, file: str, text: str) -> None:
-        try:
-            put(Path(file), text.encode())
-        except OSError as error:
-            raise ValueError(f"cannot write {file!r}: {error.strerror or error}") from error

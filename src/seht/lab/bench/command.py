@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from seht.commands.files import check_outputs
+from seht.commands.files import check_outputs, put_text
 from seht.errors import unknown
 from seht.lab import records
 from seht.lab.bench import plot, report
@@ -95,7 +95,7 @@ class Command:
         about |= {"command": str(self), "seconds": round(time.perf_counter() - start)}
         about = report.joined([data["machine"] for data in self.earlier], about if new else None)
         if self.json is not None:
-            records.write(Path(self.json), report.to_json(results, settings, about) + "\n")
+            put_text(self.json, report.to_json(results, settings, about) + "\n")
         picture = self.plot
         if self.plot is not None:
             plot.draw(results, self.plot)
@@ -103,5 +103,5 @@ class Command:
                 picture = os.path.relpath(self.plot, Path(self.out).absolute().parent)
         text = report.to_markdown(results, settings, about, plot=picture)
         if self.out is not None:
-            records.write(Path(self.out), text)
+            put_text(self.out, text)
         print(text, end="")

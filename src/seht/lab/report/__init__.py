@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seht.commands.files import put
+from seht.commands.files import put_text
 from seht.lab import records
 from seht.lab.report.load import load
 from seht.lab.report.rows import build
@@ -26,10 +26,7 @@ def write(directory: str | Path, power: float | None = None) -> dict[str, Path]:
     """
     files = {Path(directory) / name: text for name, text in render(directory, power).items()}
     for file, text in files.items():
-        try:
-            put(file, text.encode())
-        except OSError as error:
-            raise records.RunError(f"cannot write {str(file)!r}: {error.strerror}") from error
+        put_text(file, text)
     return {file.name: file for file in files}
 
 

@@ -125,10 +125,10 @@ def test_files_that_are_none(tmp_path, capsys):
         made(tmp_path / "nowhere.npz")
     for name, content in (("a.txt", b"1,2,3"), ("b.npz", b"PK\x03\x04"), ("c.npz", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match="no file of arrays"):
+        with pytest.raises(DataError, match="not a file of arrays"):
             load(made(tmp_path / name), 0)
     np.save(tmp_path / "d.npy", np.ones(3))
-    with pytest.raises(DataError, match="no file of arrays"):
+    with pytest.raises(DataError, match="not a file of arrays"):
         load(made(tmp_path / "d.npy"), 0)
     with pytest.raises(ValueError, match=r"data\.file belongs to own-table"):
         override(recipe("digits"), {"data.file": "mine.npz"})
@@ -203,7 +203,7 @@ def test_a_csv_file_for_other_recipes_or_in_another_encoding(tmp_path):
     with pytest.raises(DataError, match=r"a table, for the recipe own-table; own-series reads"):
         load(made(path, "own-series"), 0)
     path.write_bytes("größe,y\n".encode("latin-1"))
-    with pytest.raises(DataError, match="no CSV file in UTF-8"):
+    with pytest.raises(DataError, match="not a CSV file in UTF-8"):
         load(made(path), 0)
 
 

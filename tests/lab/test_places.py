@@ -84,7 +84,7 @@ def test_files_of_the_bench(run, tmp_path, option):
 
 def test_places_that_are_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="no ordinary file"):
+    with pytest.raises(ValueError, match="not an ordinary file"):
         check_outputs("/dev/null")  # for root it would be gone
     with pytest.raises(ValueError, match="it is a directory"):
         check_outputs(str(tmp_path))

@@ -223,14 +223,14 @@ def test_a_cut_checkpoint_is_refused(stopped):
     stopped.write_bytes(content[:-5] + b"x" + content[-4:])
     refused(stopped, "cut short or altered")
     stopped.write_bytes(b"")
-    refused(stopped, "no checkpoint of this version")
+    refused(stopped, "not a checkpoint of this version")
 
 
 def test_a_foreign_checkpoint_is_refused(stopped, tmp_path):
     checkpoint.save(stopped, {"epoch": 1}, "0" * 64)
     refused(stopped, "another recipe, method or seed")
     torch.save({"epoch": 1}, stopped)
-    refused(stopped, "no checkpoint of this version")
+    refused(stopped, "not a checkpoint of this version")
 
 
 def test_a_checkpoint_with_code_in_it_is_not_run(stopped, tmp_path, monkeypatch):

@@ -185,7 +185,7 @@ def test_weights_that_are_rounded_already_are_named_in_a_plain_line(run):
 def test_a_run_may_be_called_like_a_measurement(run, tmp_path):
     (tmp_path / "robustness").mkdir()
     code, _, err = run("robustness")
-    assert code == 2 and "robustness is no run" in err
+    assert code == 2 and "robustness is neither a run" in err
 
 
 def test_what_and_how_well(run):
@@ -208,7 +208,7 @@ def test_what_and_how_well(run):
         ([], "give runs to measure, or --model and --data"),
         (["--model", "measured_mine:small"], "measured_mine:small needs --data"),
         (["--data", "measured_mine:data"], "--data needs --model"),
-        (["runs/nowhere"], "runs/nowhere is no run"),
+        (["runs/nowhere"], "runs/nowhere is neither a run"),
         (["nowhere"], "unknown run or measurement 'nowhere'"),
         (["trce", *mine("small")], "unknown run or measurement 'trce'; did you mean 'trace'"),
         (mine("number"), "must return a torch.nn.Module"),

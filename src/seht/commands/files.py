@@ -39,7 +39,7 @@ def check_outputs(*files: str | None) -> None:
         if path.is_dir():
             raise ValueError(f"cannot write {file!r}: it is a directory")
         if path.exists() and not path.is_file():  # a device would be replaced by a file
-            raise ValueError(f"cannot write {file!r}: it is no ordinary file")
+            raise ValueError(f"cannot write {file!r}: it is not an ordinary file")
         if path.exists() and not _ours(path):
             raise ValueError(
                 f"{file!r} is there and was not written by seht; give another name, or remove it"

@@ -39,7 +39,7 @@ def load(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, 
     words = head.decode(errors="replace").split(" ")
     if len(words) != 3 or words[0] != MAGIC:
         raise RunError(
-            f"{path} is no checkpoint of this version of seht; remove it to start the run again"
+            f"{path} is not a checkpoint of this version of seht; remove it to start the run again"
         )
     if words[1] != hashlib.sha256(data).hexdigest():
         raise RunError(

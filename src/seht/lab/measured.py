@@ -33,8 +33,8 @@ def _runs(path: Path) -> list[Path]:
     below = sorted(file.parent for file in path.glob("runs/*/seed-*/model.pt"))
     if not below:
         raise ValueError(
-            f"{path} is no run (config.json and model.pt) and no comparison with runs that are "
-            "done; give what seht train --out or seht compare --out wrote"
+            f"{path} is neither a run (config.json and model.pt) nor a comparison with runs that "
+            "are done; give what seht train --out or seht compare --out wrote"
         )
     return below
 

@@ -71,7 +71,7 @@ def read_json(path: Path) -> Any:
     try:
         found = loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         return found
     except FileNotFoundError:
         return None
@@ -162,7 +162,7 @@ def check_result(result: Result) -> None:
             isinstance(figure, (int, float)) and not isinstance(figure, bool)
             for figure in figures.values()
         ):
-            raise ValueError(f"its {which} metrics are no numbers")
+            raise ValueError(f"its {which} metrics are not numbers")
 
 
 class Record:
@@ -206,8 +206,8 @@ class Record:
             return result
         except (TypeError, ValueError) as error:
             raise RunError(
-                f"{path} is no result of this version of seht ({error}); remove it, and the same "
-                "command makes it again"
+                f"{path} is not a result of this version of seht ({error}); remove it, and the "
+                "same command makes it again"
             ) from error
 
     def ended(self, config: dict[str, Any], retry: bool) -> Result | None:

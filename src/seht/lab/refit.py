@@ -89,7 +89,7 @@ def again(comparison: Comparison, entry: Entry, trial: Trial) -> Trial:
         if still := [name for name in names if name not in paths]:
             raise RunError(
                 f"{entry.name}, seed {trial.seed}: {still[0]}'s weight has not begun to move in "
-                f"{result.steps} steps, so that there is no path to go again; train longer"
+                f"{result.steps} steps, so that there is no path to repeat; train longer"
             )
         method = method.along({name: WeightPath.of(paths[name]) for name in names})
     return replace(trial, recipe=whole(trial.recipe), method=method, label=entry.name)

@@ -139,7 +139,7 @@ def _arrays(path: Path, name: str) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
     except (OSError, EOFError, ValueError, TypeError, AttributeError, BadZipFile) as error:
-        raise DataError(f"{path} is no file of arrays; numpy.savez writes one") from error
+        raise DataError(f"{path} is not a file of arrays; numpy.savez writes one") from error
 
 
 def sheet(path: Path) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
             reader = csv.reader(file, delimiter=max(";\t,", key=line.count))
             rows = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from error
+        raise DataError(f"{path} is not a CSV file in UTF-8: {error}") from error
     if not rows:
         raise DataError(f"{path} is empty")
     return rows

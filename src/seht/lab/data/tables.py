@@ -1,4 +1,4 @@
-"""Small data sets that are no images: a table and a set of time series, out of packages."""
+"""Small data sets other than images: a table and a set of time series, out of packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that are no images, and your own: no recipe here needs a download.
+"""Data other than images, and your own: no recipe here needs a download.
 
 Tables and series come out of packages: 200 examples are drawn with the seed out of 300, 40 of them
 for validation; the other examples of the package's data are the test set of every seed.

@@ -104,7 +104,7 @@ class RayTasks:
         except OSError as error:
             raise RunError(
                 f"nobody answers at --address {self.address} ({error}); start a cluster there with "
-                "ray start --head, or give the address which that has printed"
+                "ray start --head, or give the address that it has printed"
             ) from error
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -247,7 +247,7 @@ class Resources:
             name, _, value = (word.strip() for word in part.partition("="))
             if name not in ("cpus", "gpus") or name in found:
                 raise ValueError(
-                    f"--resources-per-trial {text!r}: {name!r} is none of cpus and gpus, or given "
+                    f"--resources-per-trial {text!r}: {name!r} is neither cpus nor gpus, or given "
                     "twice; write for example cpus=1,gpus=0.5"
                 )
             try:

@@ -157,8 +157,8 @@ def compare(
     if grid is not None:
         search.check_search(comparison, grid_seeds)
     check_comparison(comparison.out)
-    comparison.there()
     with alone(comparison.out, patience=0):
+        comparison.there()
         asked = [[entry] for entry in comparison.entries] if grid is None else grid
         rows = fitting(comparison, asked, what_fits, say)
         comparison = replace(comparison, entries=tuple(row[0] for row in rows))

@@ -131,7 +131,7 @@ def test_from_the_command_line(how, tmp_path):
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("epoch 3/3") == 1 and done.stdout.count("trace") == 1
+    assert done.stdout.count("epoch 3/3") == 1 and done.stdout.count("\ntrace ") == 1
     train(digits(), "none", 0, tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 

@@ -218,7 +218,7 @@ def test_looks_are_rarer_in_a_long_training():
 
 
 def without_checks(penalty):
-    """No check of the step from now on: when one is due depends on the last bits of those before."""
+    """No check of the step from now on: when it is due depends on the last bits of the others."""
     state = penalty.state_dict()
     penalty.load_state_dict({**state, "engine": {**state["engine"], "next_check": 10**9}})
 

@@ -232,9 +232,9 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
             # Where each gradient has noise of length 1, g(w+) + g(w-) - 2 g(w) has the root of 6:
             # in squares the centre has 4 parts of it.
             noise = {"noise": 6**0.5, "common": 2 / 3}
-            gradient = partial(_gradient, passes, sigma, centre)
-            slope = partial(passes.leaves.sketch, centre)
-            plan.search(passes, sigma, gradient, slope, 2.0, 2.0, **noise)
+            middle = passes.leaves.sketch(centre)
+            gradient = partial(_gradient, passes, sigma, centre, middle)
+            plan.search(passes, sigma, gradient, lambda: middle, 2.0, 2.0, **noise)
         e = plan.length(passes, sigma)
         unit = scale / e**2
         pull -= 2 * unit
@@ -275,10 +275,12 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
-def _gradient(passes: Passes, sigma: Directions, centre: Gradient, step: Tensor) -> Tensor:
-    """A sketch of the gradient of the trace that this step gives."""
+def _gradient(
+    passes: Passes, sigma: Directions, centre: Gradient, middle: Tensor, step: Tensor
+) -> Tensor:
+    """A sketch of the gradient of the trace that this step gives; ``middle`` is the centre's."""
     both: Gradient = []
     for side in (step, -step):
         passes.gradient(sigma, side, both)
     refuse_lost(centre, both)
-    return (passes.leaves.sketch(both) - 2 * passes.leaves.sketch(centre)) / step**2
+    return (passes.leaves.sketch(both) - 2 * middle) / step**2

@@ -30,7 +30,6 @@ from seht.curvature import head_rules
 from seht.curvature.unformed import KeepLogits
 from seht.distributed import LOCAL, Ranks
 from seht.engines.gauss_newton import gauss_newton
-from seht.engines.looks import compared
 from seht.engines.step_size import DrawSteps, StepControl, StepPlan
 from seht.errors import check_positive
 from seht.operators.rules import KeepGraph
@@ -229,9 +228,13 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     for sigma in task.probes(frugal=lean):
         if searching:
             searching = False
-            compare = partial(_compare, passes, sigma, centre)
-            # Of the noise in g(w+) + g(w-) - 2 g(w), in squares, the centre has 4 parts of 6.
-            plan.search(passes, sigma, compare, 2.0, 2.0, common=2 / 3)
+            assert centre is not None
+            # Where each gradient has noise of length 1, g(w+) + g(w-) - 2 g(w) has the root of 6:
+            # in squares the centre has 4 parts of it.
+            noise = {"noise": 6**0.5, "common": 2 / 3}
+            middle = passes.leaves.sketch(centre)
+            gradient = partial(_gradient, passes, sigma, centre, middle)
+            plan.search(passes, sigma, gradient, lambda: middle, 2.0, 2.0, **noise)
         e = plan.length(passes, sigma)
         unit = scale / e**2
         pull -= 2 * unit
@@ -272,20 +275,12 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
     return Estimate(loss, trace, passes.output, passes.unused, total=whole)
 
 
-_NOISE = 6**0.5  # of g(w+) + g(w-) - 2 g(w), where each has its own of length 1
-
-
-def _compare(passes: Passes, sigma: Directions, centre: Gradient | None, e: Tensor) -> list[Tensor]:
-    """Compare the gradients at e/2, e and 2e: the numbers of a `Look` (``looks.py``)."""
-    assert centre is not None
-    middle = passes.leaves.sketch(centre)
-    found = []
-    for factor in (0.5, 1.0, 2.0):
-        step = factor * e
-        both: Gradient = []
-        for side in (step, -step):
-            passes.gradient(sigma, side, both)
-        refuse_lost(centre, both)
-        found.append((passes.leaves.sketch(both) - 2 * middle) / step**2)
-    *sizes, whole = passes.leaves.sizes(*compared(found, 2.0), middle)
-    return [*sizes, passes.task.weight * sizes[2] / whole, _NOISE * whole / e**2]
+def _gradient(
+    passes: Passes, sigma: Directions, centre: Gradient, middle: Tensor, step: Tensor
+) -> Tensor:
+    """A sketch of the gradient of the trace that this step gives; ``middle`` is the centre's."""
+    both: Gradient = []
+    for side in (step, -step):
+        passes.gradient(sigma, side, both)
+    refuse_lost(centre, both)
+    return (passes.leaves.sketch(both) - 2 * middle) / step**2

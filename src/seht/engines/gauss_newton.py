@@ -32,7 +32,6 @@ from seht.curvature.head_loop import HeadGradient, KeptLogits
 from seht.curvature.output_curvature import Curvature
 from seht.curvature.unformed import Unformed
 from seht.engines.head_sides import LoopedHead, Probed, WaitingHead, through
-from seht.engines.looks import compared
 from seht.engines.step_size import StepPlan
 from seht.replay.passes import Passes
 from seht.task import Directions, Estimate, check_loss, split
@@ -68,8 +67,8 @@ def gauss_newton(
     for sigma in task.probes(frugal=lean):
         if searching:
             searching = False
-            compare = partial(_compare, passes, sigma, side, 2.0 if two_sided else 1.0)
-            plan.search(passes, sigma, compare, 2.0 if two_sided else 1.0, 1.0)
+            gradient, slope = partial(_gradient, passes, side, sigma), partial(_slope, passes, side)
+            plan.search(passes, sigma, gradient, slope, 2.0 if two_sided else 1.0, 1.0)
         e = plan.length(passes, sigma)
         found, part, pulls = side.probe(sigma, e)
         value = value + scale * found
@@ -233,17 +232,13 @@ class _Whole:
         return value, through(self._passes, there), [centre.cotangents()]
 
 
-def _compare(
-    passes: Passes, sigma: Directions, side: OutputSide, order: float, e: Tensor
-) -> list[Tensor]:
-    """Compare the gradients at e/2, e and 2e: the numbers of a `Look` (``looks.py``)."""
+def _gradient(passes: Passes, side: OutputSide, sigma: Directions, step: Tensor) -> Tensor:
+    """A sketch of the gradient of the trace that this step gives."""
+    _, part, pulls = side.probe(sigma, step, alone=True)
+    return passes.leaves.sketch(add(part, side.pulled(pulls)))
 
-    def whole(part: Gradient, pulls: list[Tensor]) -> Tensor:
-        return passes.leaves.sketch(add(part, side.pulled(pulls)))
 
-    found = []
-    for factor in (0.5, 1.0, 2.0):
-        _, part, pulls = side.probe(sigma, factor * e, alone=True)
-        found.append(whole(part, pulls))
-    *sizes, size = passes.leaves.sizes(*compared(found, order), whole(*side.slopes()))
-    return [*sizes, passes.task.weight * sizes[2] / size, torch.zeros_like(size)]
+def _slope(passes: Passes, side: OutputSide) -> Tensor:
+    """A sketch of the gradient of the loss."""
+    part, pulls = side.slopes()
+    return passes.leaves.sketch(add(part, side.pulled(pulls)))

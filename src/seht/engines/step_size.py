@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.engines.looks import Look
+from seht.engines.looks import Look, compared
 from seht.errors import warn
 from seht.replay.passes import Passes
 from seht.task import Directions, Task
@@ -265,10 +265,6 @@ class DrawSteps:
         return DrawSteps(controls, reach, state["uses"], state["checks"])
 
 
-Comparison = Callable[[Tensor], list[Tensor]]
-"""Compares the gradients at e/2, e and 2e, for an e."""
-
-
 class StepPlan:
     """The step of one estimate. The engine keeps what it learns if the step succeeds (`learn`)."""
 
@@ -305,21 +301,30 @@ class StepPlan:
         self,
         passes: Passes,
         sigma: Directions,
-        compare: Comparison,
+        gradient: Callable[[Tensor], Tensor],
+        slope: Callable[[], Tensor],
         a: float,
         b: float,
+        *,
+        noise: float = 0.0,
         common: float = 0.0,
     ) -> None:
         """Compare steps along a probe, and go on with the best.
 
-        Truncation grows like e^a, rounding like e^-b, of which ``common`` is the centre's.
+        ``gradient`` takes that of the trace with a step e, ``slope`` that of the loss, of which
+        ``noise`` / e^2 is the rounding to expect; both are sketches (``gradients.py``). Truncation
+        grows like e^a, rounding like e^-b, of which ``common`` is the centre's.
         """
         unit = passes.weights.step(sigma, 1.0)
         if self._reach:  # a better place to begin at
             self._control.begin_at(float(self.length(passes, sigma) / unit))
 
         def look(kappa: float) -> Look:
-            seen = torch.stack([v.double() for v in compare(kappa * unit)]).tolist()
+            e = kappa * unit
+            found = [gradient(factor * e) for factor in (0.5, 1.0, 2.0)]
+            *sizes, whole = passes.leaves.sizes(*compared(found, a), slope())
+            sizes += [passes.task.weight * sizes[2] / whole, noise * whole / e**2]
+            seen = torch.stack([v.double() for v in sizes]).tolist()
             return replace(Look(*seen), grain=self._control.eps * seen[-1], common=common)
 
         self._control.search(look, a, b)

@@ -92,7 +92,7 @@ def test_the_networks_have_dropout_where_it_is_asked_for(name):
         ({"data.crop": "2"}, "data.crop is about images, and cancer is table"),
         ({"data.flip": "true"}, "data.flip is about images"),
         ({"data.average": "2"}, "data.average is about images"),
-        ({"model.name": "cnn"}, "unknown model.name 'cnn'"),
+        ({"model.name": "cnn"}, "model.name cnn does not take cancer"),
     ],
 )
 def test_what_is_about_pixels_is_refused(changes, message):

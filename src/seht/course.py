@@ -23,7 +23,7 @@ from seht.estimators import Estimator
 from seht.replay.closures import Guarded, alone, check_arguments
 from seht.replay.state import BorrowedBuffers
 from seht.strength.strength import Dose, Strength
-from seht.task import Closure, Estimate, Task, check_loss, split
+from seht.task import Closure, Estimate, Task, check_loss, parameters_of, split
 from seht.tensors.random_state import RandomState
 from seht.tensors.undo import Undo, differentiated, interruptible, uninterrupted
 
@@ -112,7 +112,8 @@ class Course:
             if task is None:
                 # Beside on= the closure never repeats, and may hold another penalty.
                 around = alone if on is None else nullcontext
-                done = Step(self._plain(closure, step, around, look=dose.base > 0))
+                output = self._plain(closure, step, around, look=dose.base > 0)
+                done = Step(among.finish(output))
             else:
                 undo.add(task.random.back())
                 among.penalise()
@@ -125,8 +126,8 @@ class Course:
                     total = differentiated(total, scaler)
                 _, aux, has_aux = split(estimate.output)
                 own = estimate.loss.detach() if estimate.own is None else estimate.own
-                done = Step((total, aux) if has_aux else total, estimate.commit, own)
-            done = replace(done, output=among.finish(done.output))
+                output = among.finish((total, aux) if has_aux else total)
+                done = Step(output, estimate.commit, own)
         self.account.count()
         return done
 
@@ -171,7 +172,7 @@ class Course:
         with interruptible():
             if look:
                 with around():
-                    output = Guarded(self.settings.model, closure)()
+                    output = Guarded(tuple(self.settings.model.modules()), closure)()
             else:
                 output = closure()
         loss = split(output)[0]
@@ -250,15 +251,18 @@ def make_task(
         return None
     items = list(chosen.tensors.items())
     weights = dict(items[i] for i in indices)
+    model = unwrapped(model)
+    modules = tuple(model.modules())
     return Task(
-        unwrapped(model),
-        Guarded(model, closure),
+        model,
+        modules,
+        Guarded(modules, closure),
         weights,
         tuple(indices),
         chosen.named,
         len(items),
         estimator,
         seed,
-        random=RandomState(model.parameters()),
+        random=RandomState(parameters_of(modules)),
         **options,
     )

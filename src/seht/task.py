@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -55,6 +55,8 @@ class Task:
     """The description of one estimate: everything an engine needs, for one call only."""
 
     model: nn.Module
+    modules: tuple[nn.Module, ...]
+    """The model and its parts, collected once because walking through them takes time."""
     closure: Closure
     weights: dict[str, Tensor]
     """The drawn tensors by name, in the model's order."""
@@ -95,8 +97,8 @@ class Task:
         """The task of measuring a value, without gradient, with all chosen weights."""
         count = len(chosen.tensors)
         return cls(
-            model, closure, chosen.tensors, tuple(range(count)), chosen.named, count, estimator,
-            seed, curvature, boundary, differentiable=False,
+            model, tuple(model.modules()), closure, chosen.tensors, tuple(range(count)),
+            chosen.named, count, estimator, seed, curvature, boundary, differentiable=False,
         )  # fmt: skip
 
     @property
@@ -105,14 +107,9 @@ class Task:
         return self.estimator if isinstance(self.estimator, SehtS) else None
 
     @cached_property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The model's modules, collected once because walking through them takes time."""
-        return tuple(self.model.modules())
-
-    @cached_property
     def parameters(self) -> tuple[Tensor, ...]:
         """The model's parameters."""
-        return tuple(self.model.parameters())
+        return parameters_of(self.modules)
 
     @property
     def constant(self) -> bool:
@@ -121,8 +118,10 @@ class Task:
 
     def coefficient(self, loss: Tensor, trace: Tensor) -> Tensor:
         """The factor of the trace: the weight, reduced by ``limit`` and ``most``, as a constant."""
+        factor = trace.detach().new_full((), self.weight, dtype=torch.float64)
+        if self.constant:
+            return factor
         loss, trace = loss.detach().double(), trace.detach().double()
-        factor = torch.full_like(trace, self.weight)
         if self.limit is not None:
             size = (self.weight * trace).abs()
             factor = factor * torch.where(size > 0, self.limit * loss.abs() / size, 1).clamp(max=1)
@@ -175,6 +174,14 @@ class Estimate:
     """Called if the step succeeds: the engine keeps its new step; returns the relative error."""
     commit: Callable[[], None] = lambda: None
     """Called if the step succeeds: keeps what the pass wrote into buffers such as statistics."""
+
+
+def parameters_of(modules: Iterable[nn.Module]) -> tuple[Tensor, ...]:
+    """The parameters that these modules hold, each once; ``model.parameters()`` would walk through
+    the model again.
+    """
+    found = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
+    return tuple(found.values())
 
 
 def split(output: Any) -> tuple[Any, Any, bool]:

@@ -96,7 +96,7 @@ def _counting(function, calls):
 def task(estimator):
     model = nn.Linear(600, 500)
     weights = dict(model.named_parameters())
-    return Task(model, lambda: None, weights, (0, 1), frozenset(), 2, estimator, seed=5)
+    return Task(model, (), lambda: None, weights, (0, 1), frozenset(), 2, estimator, seed=5)
 
 
 def test_a_probe_that_is_not_kept_is_the_same_each_time():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from seht.curvature.rearrangement import Rows, follow, signed
+from seht.curvature.rearrangement import Rows, follow, in_rows, signed
 from seht.tensors.graph import node_of
 
 _MEAN = 1
@@ -87,7 +87,7 @@ class CrossEntropy:
         for part, rows in self.stretches(log_p.shape[1]):
             offset = logits[rows] - log_p[part]
             low, high = offset.aminmax(dim=1)
-            apart.append((high - low) / (1 + offset.abs().amax(1)))
+            apart.append((high - low) / (1 + torch.maximum(high, -low)))
         # Anything but a number compares as False.
         return bool(torch.cat(apart).max() < 64 * torch.finfo(log_p.dtype).eps)
 
@@ -222,20 +222,20 @@ class _Walk:
         node = nll.next_functions[0][0]
         while node.name() == "ViewBackward0" and node._saved_self_sym_sizes[:2] == shape[:2]:
             node = node.next_functions[0][0]
-        if node.name() != "LogSoftmaxBackward0" or signed(node._saved_dim) % len(
-            node._saved_result.shape
-        ) != min(1, len(shape) - 1):
+        if node.name() != "LogSoftmaxBackward0":
+            return False
+        if signed(node._saved_dim) % len(_shape(node)) != min(1, len(shape) - 1):
             return False
         given = _total(self._spread.pop((nll, 0)))
         target = nll._saved_target.flatten()
-        kept = target != signed(nll._saved_ignore_index)
-        target = target.where(kept, 0)  # what is ignored need not be a class
+        ignored = target == signed(nll._saved_ignore_index)
+        target = target.masked_fill(ignored, 0)  # what is ignored need not be a class
         value = -given.flatten().expand(target.shape)
         if nll._saved_weight is not None:
             value = value * nll._saved_weight[target]
         if nll._saved_reduction == _MEAN:
             value = value / nll._saved_total_weight
-        value = value.where(kept, 0)
+        value = value.masked_fill(ignored, 0)
         self._labels.setdefault(node, []).append((target.unsqueeze(1), value.unsqueeze(1)))
         return True
 
@@ -245,23 +245,19 @@ class _Walk:
         found = self._rows(node, dim, behind)
         if found is None:
             return None
-        place, start, rows = found
+        place, start, end = found
+        rows = end.places.flatten()
         labels = tuple(self._labels.get(node, ()))
         spread = tuple(in_rows(part, dim) for part in self._spread.get((node, 0), ()))
-        share = -sum(
-            [value for _, value in labels] + [part.sum(-1, keepdim=True) for part in spread],
-            result.new_zeros(rows.numel(), 1),
-        )
-        count = self._outputs[place].numel() // start.classes
-        whole = rows.numel() == count and torch.equal(rows, torch.arange(count, device="cpu"))
+        slopes = [*(value for _, value in labels), *(part.sum(-1, keepdim=True) for part in spread)]
+        share = -_total(slopes or [result.new_zeros(rows.numel(), 1)])
+        whole = end is start or torch.equal(rows, start.places.flatten())
         own = None if whole else rows.to(result.device)
         term = CrossEntropy(place, start.dim, own, share, labels, spread)
         return term if term.holds(self._outputs[place], in_rows(result, dim)) else None
 
-    def _rows(
-        self, log_softmax: Any, dim: int, behind: set[Any]
-    ) -> tuple[int, Rows, Tensor] | None:
-        """The output, its dimension of classes, and which of its rows these logits are."""
+    def _rows(self, log_softmax: Any, dim: int, behind: set[Any]) -> tuple[int, Rows, Rows] | None:
+        """The output, its rows, and which of them these logits are."""
         path: list[Edge] = []
         edge = log_softmax.next_functions[0]
         while edge not in self._ends:
@@ -272,10 +268,9 @@ class _Walk:
             path.append(edge)
             edge = leading[0]
         place = self._ends[edge]
-        z, shape = self._outputs[place], log_softmax._saved_result.shape
+        z, shape = self._outputs[place], _shape(log_softmax)
         behind.update(node for node, _ in path)
-        metas = [node._input_metadata[port] for node, port in path]
-        kinds = {meta.dtype for meta in metas} | {log_softmax._saved_result.dtype}
+        kinds = {node._input_metadata[port].dtype for node, port in [*path, (log_softmax, 0)]}
         if kinds != {z.dtype} or not shape or shape[dim] < 2:
             return None
         for start in reversed(range(z.dim())):
@@ -290,13 +285,13 @@ class _Walk:
                 and rows.dim == dim
                 and rows.places.numel() * shape[dim] == (shape.numel())
             ):
-                return place, first, rows.places.flatten()
+                return place, first, rows
         return None
 
 
-def in_rows(tensor: Tensor, dim: int) -> Tensor:
-    """A tensor as a matrix with a row for each prediction, classes last; a view if possible."""
-    return tensor.movedim(dim, -1).flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)
+def _shape(node: Any) -> torch.Size:
+    """The shape of a result; to look at a saved tensor makes another one."""
+    return torch.Size(node._input_metadata[0].shape)
 
 
 def _total(parts: list[Tensor]) -> Tensor:

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.curvature.cross_entropy import CrossEntropy, at_hand, in_rows, stretches
+from seht.curvature.cross_entropy import CrossEntropy, at_hand, stretches
+from seht.curvature.rearrangement import in_rows, out_of_rows
 from seht.curvature.unformed import Head
 
 
@@ -74,8 +75,8 @@ class KeptLogits:
     """All logits of the centre, which the scalar form keeps, and their cotangents."""
 
     def __init__(self, logits: Tensor, dim: int) -> None:
-        self._rows, self._dim = in_rows(logits.detach(), dim), dim
-        self._shape = logits.movedim(dim, -1).shape
+        self._logits, self._dim = logits.detach(), dim
+        self._rows = in_rows(self._logits, dim)
         self._found = torch.zeros_like(self._rows, memory_format=torch.contiguous_format)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class KeptLogits:
 
     def cotangents(self) -> Tensor:
         """The sum of the cotangents, in the shape of the logits."""
-        return self._found.view(self._shape).movedim(-1, self._dim)
+        return out_of_rows(self._found, self._logits, self._dim)
 
 
 class KeptRows:

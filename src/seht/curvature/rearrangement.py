@@ -39,6 +39,20 @@ class Rows:
         return Rows(places, self.dim if dim is None else dim, self.classes)
 
 
+def in_rows(tensor: Tensor, dim: int) -> Tensor:
+    """A tensor as a matrix with a row for each prediction, classes last; a view if possible."""
+    if dim not in (-1, tensor.dim() - 1):
+        tensor = tensor.movedim(dim, -1)
+    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)
+
+
+def out_of_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
+    """The way back, to the shape of another tensor."""
+    if dim in (-1, like.dim() - 1):
+        return rows.view(like.shape)
+    return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim)
+
+
 def follow(rows: Rows, node: Any, port: int) -> Rows | None:
     """The rows after one operation, or None where they do not stay together."""
     rule = _RULES.get(node.name())

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.curvature.cross_entropy import CrossEntropy, cross_entropies, in_rows
-from seht.curvature.rearrangement import signed
+from seht.curvature.cross_entropy import CrossEntropy, cross_entropies
+from seht.curvature.rearrangement import in_rows, out_of_rows, signed
 
 _SAME_NUMBERS = frozenset(f"{name}Backward0" for name in ("Clone", "Alias", "ToCopy"))
 """Nodes that keep the numbers; the shape must be the same, too."""
@@ -67,7 +67,7 @@ class SoftmaxCurvature:
         """d^T H d along d = (above - below) / width, and its derivatives in ``above`` and in the
         outputs at a fixed d. Neither d nor anything else of the outputs' size is made besides.
         """
-        found, bent, values = self._zeros(), self._zeros(), [self.terms[0].share.new_zeros(())]
+        found, bent, values = self._zeros(), self._zeros(), []
         for term, part, rows, p, [a, b] in self._stretches(above, below):
             own, centred, variance = _moments(p, (a - b).div_(width.to(a.dtype)))
             share = term.share[part]
@@ -96,13 +96,10 @@ class SoftmaxCurvature:
 
     def _shaped(self, found: list[Tensor]) -> list[Tensor]:
         """Rows in the shape of the outputs."""
-        parts = []
-        for place, (part, z) in enumerate(zip(found, self._outputs, strict=True)):
-            dim = self._dims.get(place)
-            if dim is not None:
-                part = part.view(z.movedim(dim, -1).shape).movedim(-1, dim)
-            parts.append(part)
-        return parts
+        return [
+            out_of_rows(part, z, self._dims[place]) if place in self._dims else part
+            for place, (part, z) in enumerate(zip(found, self._outputs, strict=True))
+        ]
 
 
 def log_softmax_dim(tensor: Tensor) -> int | None:
@@ -137,6 +134,6 @@ def _moments(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _add(total: Tensor, rows: slice | Tensor, part: Tensor) -> None:
     if isinstance(rows, slice):
-        total[rows] += part
+        total[rows].add_(part)
     else:
         total.index_add_(0, rows, part)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from seht.replay.replayer import in_extra_run
-from seht.task import Closure
+from seht.task import Closure, parameters_of
 from seht.tensors.memory import version
 from seht.tensors.process import INSIDE, OPTIMIZER_STEPS
 
@@ -47,8 +47,10 @@ class Guarded:
     ``.grad``: each run would do it again, and in a plain step it is hardly meant either.
     """
 
-    def __init__(self, model: nn.Module, closure: Closure, name: str = "the closure") -> None:
-        self._model, self._closure, self._name = model, closure, name
+    def __init__(
+        self, modules: tuple[nn.Module, ...], closure: Closure, name: str = "the closure"
+    ) -> None:
+        self._modules, self._closure, self._name = modules, closure, name
         self._thread = threading.get_ident()
 
     def __call__(self) -> Any:
@@ -58,7 +60,7 @@ class Guarded:
         with torch._C.DisableTorchFunction():  # we look, not the closure
             before = [
                 (p, p.grad, -1 if p.grad is None else version(p.grad))
-                for p in self._model.parameters()
+                for p in parameters_of(self._modules)
                 if p.requires_grad
             ]
         output = self._run()
@@ -69,7 +71,8 @@ class Guarded:
         return output
 
     def _left(self, p: Tensor) -> RuntimeError:
-        name = next((n for n, q in self._model.named_parameters() if q is p), "a parameter")
+        names = self._modules[0].named_parameters()
+        name = next((n for n, q in names if q is p), "a parameter")
         return RuntimeError(
             f"{self._name} leaves a gradient in {name}.grad: does it, or another thread, call "
             "backward()? It must only compute the loss; call backward() on what the penalty "

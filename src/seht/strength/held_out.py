@@ -255,7 +255,7 @@ def gradient(task: Task, precision: str, ranks: Ranks) -> tuple[Tensor, Vector]:
                 return task.closure()
 
         with BorrowedBuffers(task.model), _same_mode(task.modules), ranks.looking(), alone():
-            output = Guarded(task.model, run, "held_out")()
+            output = Guarded(task.modules, run, "held_out")()
         try:
             loss = check_loss(split(output)[0])
         except (TypeError, ValueError, RuntimeError) as error:

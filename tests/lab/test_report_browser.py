@@ -51,8 +51,7 @@ def pages(tmp_path_factory):
             }
         comparisons.write_json(file, found)
     reason = "the training loss is not finite at step 12"
-    content = {"status": "failed", "reason": reason, "method": "mixup", "seed": 1}
-    comparisons.write_json(comparisons.folder(top / "images", "mixup", 1) / "result.json", content)
+    comparisons.failed(top / "images", "mixup", 1, reason)
     comparisons.comparison(top / "text", text=True)
     shutil.unpack_archive(REAL / "records.tar.xz", top / "real", filter="data")
     return {name: report.write(top / name)["report.html"] for name in ("images", "text", "real")}

@@ -2,6 +2,9 @@
 
 Every stage is one ``seht compare``, which skips what is done: after a stop the same command goes
 on. OPTIONS go to it as they are, say ``--jobs 2`` or ``--engine ray --address auto``.
+
+With ``--chosen`` nothing is searched: the seeds that rows of the record lack are judged with the
+settings that its searches found, so that a record grows where its runs are no longer.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plan import FIRST_SEED, TASKS, Stage, Task
+from plan import FIRST_SEED, TASKS, Task
+from rows import Stage
 
 from seht.cli import main as seht
 from seht.lab.methods.parse import read
@@ -70,12 +74,14 @@ def filled(text: str, own: dict[str, str], records: Path) -> str:
     return _PLACE.sub(one, text)
 
 
-def command_of(task: Task, stage: Stage, methods: list[str], seeds: int) -> list[str]:
+def command_of(
+    task: Task, stage: Stage, methods: list[str], seeds: int, first: int = FIRST_SEED
+) -> list[str]:
     """The stage as arguments of ``seht``, without its directory."""
     search = ["--grid", "--grid-seeds", str(task.search_seeds)] if stage.grid else []
     return [
         *("compare", task.recipe, *task.options, "--methods", ",".join(methods)),
-        *("--seeds", str(seeds), "--first-seed", str(FIRST_SEED), *search),
+        *("--seeds", str(seeds), "--first-seed", str(first), *search),
         *(["--refit"] if stage.refit else []),
         *([] if stage.cost else ["--no-cost"]),
     ]
@@ -109,10 +115,44 @@ def run(
             raise SystemExit(code)
         stages[stage.name] = merged(stages.get(stage.name), packed(task, stage, command, out))
         record = {"task": name, "machine": machine(record), "seeds": seeds, "stages": stages}
-        records.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record, separators=(",", ":"))
-        write(path_of(name, records), lzma.compress(text.encode(), preset=9))
+        store(record, records)
     return record
+
+
+def grow(
+    name: str, task: Task, seeds: int, more: list[str], runs: Path, records: Path
+) -> dict[str, Any]:
+    """The seeds that rows of a record lack, with the settings that are in it."""
+    record = read_record(name, records)
+    for stage in task.stages:
+        old = record["stages"].get(stage.name)
+        if old is None:
+            raise SystemExit(f"{name} has no stage {stage.name!r} yet: run it without --chosen")
+        there = {key: len(old["runs"][key]) for key in stage.rows if key in old["rows"]}
+        for count in sorted({count for count in there.values() if count < seeds}):
+            rows = {key: old["rows"][key] for key, its in there.items() if its == count}
+            part = replace(stage, rows=rows, grid=False)
+            methods, first = list(rows.values()), FIRST_SEED + count
+            command = command_of(task, part, methods, seeds - count, first)
+            out = runs / name / f"{stage.name}-from-{first}"
+            print(f"== {name}, {stage.name}: {len(rows)} rows, seeds from {first}", flush=True)
+            if code := seht([*command, "--out", str(out), *more]):
+                raise SystemExit(code)
+            new = packed(task, part, command, out)
+            new["runs"] = {key: old["runs"][key] | its for key, its in new["runs"].items()}
+            # What made the table is the search's command; these seeds it would run, too.
+            old = merged(old, new) | {"command": old["command"]}
+            record["stages"][stage.name] = old
+            record |= {"machine": machine(record), "seeds": max(seeds, record["seeds"])}
+            store(record, records)
+    return record
+
+
+def store(record: dict[str, Any], records: Path) -> None:
+    """Packed, in one go."""
+    records.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, separators=(",", ":"))
+    write(path_of(record["task"], records), lzma.compress(text.encode(), preset=9))
 
 
 def packed(task: Task, stage: Stage, command: list[str], out: Path) -> dict[str, Any]:
@@ -206,6 +246,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, help="judging seeds (default: the plan's)")
     parser.add_argument("--rows", help="only these, with commas; the others can follow later")
     parser.add_argument("--stages", help="only these, with commas")
+    parser.add_argument(
+        "--chosen", action="store_true", help="search nothing: more seeds of what the record has"
+    )
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "study")
     parser.add_argument("--records", type=Path, default=RECORDS)
     given, more = parser.parse_known_args(arguments)
@@ -214,7 +257,8 @@ def main(arguments: list[str] | None = None) -> None:
         if given.stages is not None:
             kept = tuple(s for s in task.stages if s.name in given.stages.split(","))
             task = replace(task, stages=kept)
-        run(name, task, given.seeds or task.seeds, more, given.runs, given.records)
+        go = grow if given.chosen else run
+        go(name, task, given.seeds or task.seeds, more, given.runs, given.records)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,38 @@ def test_a_task_runs_packs_its_record_and_goes_on(tmp_path, monkeypatch, capsys)
     assert "--refit" in record["stages"]["again"]["command"]
 
 
+def test_a_record_grows_by_seeds_without_a_search(tmp_path, monkeypatch, capsys):
+    """What the search chose is in the record; the runs that found it may be gone."""
+    monkeypatch.setattr(study, "TASKS", {"tiny": tiny()})
+    records, first = ["--records", str(tmp_path)], tmp_path / "first"
+    study.main(["tiny", "--seeds", "1", "--runs", str(first), *records])
+    old = study.read_record("tiny", tmp_path)
+    chosen = ["tiny", "--chosen", "--runs", str(tmp_path / "second"), *records]
+    study.main([*chosen, "--rows", "plain"])
+    capsys.readouterr()
+    study.main(chosen)
+    said = capsys.readouterr().out
+    new = study.read_record("tiny", tmp_path)
+    assert "fixed: 1 rows, seeds from 2001" in said  # "plain" has it already
+    assert study.chosen(new) == study.chosen(old)
+    assert new["seeds"] == 2
+    whole = tmp_path / "whole"
+    study.main(["tiny", "--runs", str(whole), "--records", str(whole)])
+    kept = study.read_record("tiny", whole)
+    for name, stage in kept["stages"].items():
+        grown = new["stages"][name]
+        assert grown["searched"] == stage["searched"]
+        assert grown["command"] == old["stages"][name]["command"]
+        assert len(grown["candidates"]) == len(stage["candidates"])
+        for key, its in stage["runs"].items():
+            assert list(grown["runs"][key]) == ["2000", "2001"]
+            assert grown["runs"][key]["2001"]["last"] == its["2001"]["last"], (name, key)
+    study.main(chosen)  # nothing is missing
+    assert "==" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="run `make study TASK=tiny` first"):
+        study.main(["tiny", "--chosen", "--records", str(tmp_path / "none")])
+
+
 def test_some_of_the_rows_make_a_smaller_task():
     part = study.only(plan.TASKS["digits-noisy"], ["plain", "sam"])
     assert [(s.name, list(s.rows)) for s in part.stages] == [

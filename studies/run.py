@@ -184,12 +184,16 @@ def packed(task: Task, stage: Stage, command: list[str], out: Path) -> dict[str,
 
 
 def merged(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """Rows that were run at another time stay."""
+    """Rows that were run at another time stay, and so do other seeds of the same row."""
     if old is None:
         return new
     there = {candidate["method"] for candidate in new["candidates"]}
     kept = [candidate for candidate in old["candidates"] if candidate["method"] not in there]
-    both = {key: old[key] | new[key] for key in ("rows", "cost", "runs", "searched")}
+    both = {key: old[key] | new[key] for key in ("rows", "cost", "searched")}
+    both["runs"] = old["runs"] | {
+        key: (old["runs"].get(key, {}) if old["rows"].get(key) == new["rows"][key] else {}) | runs
+        for key, runs in new["runs"].items()
+    }
     begun = min(old["begun"], new["begun"])
     return {**new, **both, "candidates": kept + new["candidates"], "begun": begun}
 

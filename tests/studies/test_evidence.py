@@ -139,6 +139,14 @@ def test_rows_of_another_time_stay():
     assert both["searched"] == {"sam": 15} and both["command"] == "later"
 
 
+def test_fewer_seeds_of_a_row_take_none_away_unless_its_setting_is_another():
+    first = stage({"sam": runs(70, 72, 74)})
+    both = study.merged(first, stage({"sam": runs(60)}))
+    assert [run["last"]["test_top1"] for run in both["runs"]["sam"].values()] == [60, 72, 74]
+    other = {**stage({"sam": runs(60)}), "rows": {"sam": "sam(rho=0.2)"}}
+    assert len(study.merged(first, other)["runs"]["sam"]) == 1
+
+
 def test_seeds_are_counted_by_row_and_not_by_what_the_last_command_asked_for(tmp_path):
     """Two rows were run again with more seeds; the others, and every pair, have fewer."""
     fixed = stage({"tr(G) tuned": runs(*range(70, 90))})

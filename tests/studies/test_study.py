@@ -119,6 +119,7 @@ def test_a_record_grows_by_seeds_without_a_search(tmp_path, monkeypatch, capsys)
         for key, its in stage["runs"].items():
             assert list(grown["runs"][key]) == ["2000", "2001"]
             assert grown["runs"][key]["2001"]["last"] == its["2001"]["last"], (name, key)
+    capsys.readouterr()
     study.main(chosen)  # nothing is missing
     assert "==" not in capsys.readouterr().out
     with pytest.raises(SystemExit, match="run `make study TASK=tiny` first"):

@@ -14,6 +14,7 @@ from rows import (
     ON_NOISY,
     PAPER,
     PRICE,
+    SEARCHED,
     STOPPED,
     STRONGER,
     TEXT,
@@ -137,16 +138,18 @@ TASKS = {
         curves=True,
         title="the paper's claims on digits",
     ),
-    "cancer-noisy": Task("cancer-noisy", EIGHT, 20, title="a table, 40 % replaced"),
+    "cancer-noisy": Task("cancer-noisy", SEARCHED, 20, title="a table, 40 % replaced"),
     "cancer-noisy-carried": Task(
         "cancer-noisy", CARRIED, 10, title="a table, 40 % replaced, settings of digits"
     ),
     "italy-power-noisy-carried": Task(
         "italy-power-noisy", CARRIED, 10, title="time series, 40 % replaced, settings of digits"
     ),
-    "cancer": Task("cancer", EIGHT, 20, title="a table, right labels"),
-    "italy-power-noisy": Task("italy-power-noisy", EIGHT, 20, title="time series, 40 % replaced"),
-    "italy-power": Task("italy-power", EIGHT, 20, title="time series, right labels"),
+    "cancer": Task("cancer", SEARCHED, 20, title="a table, right labels"),
+    "italy-power-noisy": Task(
+        "italy-power-noisy", SEARCHED, 20, title="time series, 40 % replaced"
+    ),
+    "italy-power": Task("italy-power", SEARCHED, 20, title="time series, right labels"),
     "cifar10-16-noisy": Task(
         "cifar10-16-noisy",
         IMAGES,

@@ -82,6 +82,12 @@ EIGHT = (
     Stage("search", {key: RIVALS[key] for key in _MATTER}, grid=True),
 )
 """The eight that matter, and the recipe's own weight decay: tr(G) is carried over, not searched."""
+SEARCHED = (
+    *EIGHT,
+    Stage("ours", {"tr(G)": OURS["tr(G)"]}, grid=True),
+    Stage("top", ON_TOP, grid=True),
+)
+"""The same where runs take seconds: tr(G) is searched, too, alone and on top of the weight decay."""
 _ON_BATCH_NORM = ("tr(G)", "tr(G) share")
 IMAGES = (
     Stage(

@@ -87,7 +87,7 @@ SEARCHED = (
     Stage("ours", {"tr(G)": OURS["tr(G)"]}, grid=True),
     Stage("top", ON_TOP, grid=True),
 )
-"""The same where runs take seconds: tr(G) is searched, too, alone and on top of the weight decay."""
+"""The same where runs take seconds: tr(G) is searched as well, alone and on top."""
 _ON_BATCH_NORM = ("tr(G)", "tr(G) share")
 IMAGES = (
     Stage(

@@ -5,6 +5,7 @@ take the sides that the centre recorded; the others are run by their parts, in t
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.arithmetic import along_dim, elementwise, within
+from seht.operators.arithmetic import elementwise, within
+from seht.operators.axes import Call
 from seht.operators.operator import Operator, each, jointly
 from seht.operators.pieces import LINEAR, RELU, sided
 from seht.operators.rules import composed, write_back
@@ -107,6 +109,11 @@ def softsign(input: Tensor) -> Tensor:
     return input / (1 + input.abs())
 
 
+def _along(call: Call, rank: int) -> Container[int]:
+    dim = call.argument(1, "dim")
+    return (dim % rank,) if isinstance(dim, int) else range(rank)
+
+
 OPERATORS = (
     Operator("relu relu_", RELU, elementwise, jointly),
     # straight on each piece
@@ -132,5 +139,5 @@ OPERATORS = (
     Operator("softplus", composed(softplus, bends), elementwise),
     # smooth everywhere
     Operator("gelu silu mish sigmoid sigmoid_ tanh tanh_ logsigmoid tanhshrink", axes=elementwise),
-    Operator("softmax log_softmax softmin", axes=within(along_dim)),
+    Operator("softmax log_softmax softmin", axes=within(_along)),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seht.operators.axes.arithmetic import additive, elementwise
+from seht.operators.arithmetic import additive, elementwise
 from seht.operators.operator import Operator, jointly, named
 from seht.operators.orders import refuse_wrong
 from seht.operators.rules import KeepGraph, Mode, Recording, Rule, first, kept_or_run

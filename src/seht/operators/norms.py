@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.arithmetic import all_but_first, batch_normed, trailing, within
+from seht.operators.arithmetic import within
+from seht.operators.axes import Broken, Call, Tag
 from seht.operators.operator import Depends, Operator, argument_names, each
 from seht.tensors.memory import laid_out, layout_of
 
@@ -138,8 +139,24 @@ def _stored_statistics(given: list[frozenset[int]], args: Any, kwargs: dict[str,
     return each(given, args, kwargs) if stored else None
 
 
+def _last(call: Call, rank: int) -> range:
+    return range(rank - len(call.argument(1, "normalized_shape")), rank)
+
+
+def _batch_axes(call: Call) -> Tag | None:
+    x, axis = call.main()
+    batch = call.argument(5, "training", False) or call.argument(1, "running_mean") is None
+    if batch and axis is not None and call.varies(x):
+        return Broken(
+            "BatchNorm in train mode makes every example depend on all others (put it in eval "
+            "mode, use GroupNorm or LayerNorm, or opt in with coupling='own' or "
+            "coupling='frozen', which estimate something else)"
+        )
+    return within(lambda *_: (1,))(call)
+
+
 OPERATORS = (
-    Operator("batch_norm", axes=batch_normed, affine=_stored_statistics, safe=_fused(_batch)),
+    Operator("batch_norm", axes=_batch_axes, affine=_stored_statistics, safe=_fused(_batch)),
     Operator("""
         native_batch_norm _batch_norm_impl_index _native_batch_norm_legit_functional
         cudnn_batch_norm miopen_batch_norm _batch_norm_no_update
@@ -148,9 +165,9 @@ OPERATORS = (
     Operator("_native_batch_norm_legit", safe=_fused(_legit)),
     Operator("_batch_norm_with_update _batch_norm_with_update_functional", safe=_fused(_training)),
     Operator("instance_norm", safe=_fused(_instance)),
-    Operator("layer_norm", axes=within(trailing), safe=_fused(_layer)),
+    Operator("layer_norm", axes=within(_last), safe=_fused(_layer)),
     Operator("native_layer_norm", safe=_fused(_layer)),
-    Operator("rms_norm", axes=within(trailing)),
-    Operator("group_norm", axes=within(all_but_first)),
+    Operator("rms_norm", axes=within(_last)),
+    Operator("group_norm", axes=within(lambda _, rank: range(1, rank))),
     Operator("_weight_norm _weight_norm_interface", safe=_fused(_weight)),
 )  # fmt: skip

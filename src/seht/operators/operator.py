@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from seht.operators.axes.axes import Follow
+from seht.operators.axes import Follow
 from seht.operators.rules import Rule
 
 Depends: TypeAlias = frozenset[int] | None

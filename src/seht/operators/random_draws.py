@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.arithmetic import additive, elementwise
+from seht.operators.arithmetic import additive, elementwise
 from seht.operators.constants import CONSTANT
 from seht.operators.operator import Operator, jointly
 from seht.operators.pieces import LINEAR

@@ -1,7 +1,7 @@
 """SEHT-S, a probe for every example.
 
 - Where the examples lie: ``inputs.py`` (where they begin), ``tracking.py`` (followed from call to
-  call, by the rules in ``operators/axes/``), ``tags.py``, ``memory.py``, ``errors.py``;
+  call, by the rules in ``operators/``), ``tags.py``, ``memory.py``, ``errors.py``;
   ``inner.py`` (gradients that the closure takes itself), ``experiment.py`` (for functions without a
   rule).
 - Their probes: ``signs.py``, ``products.py`` (a layer's product, and the one with the signs),

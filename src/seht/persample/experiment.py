@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, Call, Sum, Tag, along, couples, divisors
+from seht.operators.axes import Axis, Call, Sum, Tag, along, couples, divisors
 from seht.operators.operator import IN_PLACE
 from seht.probes import generator
 from seht.tensors.trees import mapped, tensors

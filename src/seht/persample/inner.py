@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from seht.operators.axes.axes import Axis, Broken, Call, Sum, Tag, bends, couples, first_of
+from seht.operators.axes import Axis, Broken, Call, Sum, Tag, bends, couples, first_of
 from seht.persample.errors import TRANSFORMED
 from seht.persample.tags import Tags
 from seht.tensors.trees import tensors

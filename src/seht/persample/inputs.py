@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from seht.operators.axes.axes import Axis, axis_from
+from seht.operators.axes import Axis, axis_from
 from seht.persample.errors import TRANSFORMED, no_sum
 from seht.persample.tags import Tags
 

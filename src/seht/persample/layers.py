@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from seht.operators.axes.axes import Axis, Broken, along
+from seht.operators.axes import Axis, Broken, along
 from seht.operators.layers import PADDED
 from seht.operators.operator import named
 from seht.operators.rules import Mode, Recording, Rule, opened

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis
+from seht.operators.axes import Axis
 from seht.operators.operator import argument_names
 from seht.operators.rules import Mode, Recording, Rule
 from seht.persample.uses import Replaying, Use, shifted, tracker_of, use_of

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, axis_from
+from seht.operators.axes import Axis, axis_from
 from seht.operators.rules import Mode, Rule, composed, untaped
 from seht.persample.tags import Tags
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
-from seht.operators.axes.axes import Axis, along, line, varying_dims
+from seht.operators.axes import Axis, along, line, varying_dims
 from seht.persample.weights import Part
 from seht.task import Probe
 

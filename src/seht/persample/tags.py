@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from seht.operators.axes.axes import Axis, Broken, Sum, Tag
+from seht.operators.axes import Axis, Broken, Sum, Tag
 from seht.persample.errors import no_sum
 from seht.persample.memory import Layout
 from seht.persample.weights import ProbedWeights

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from seht.errors import ExampleError
-from seht.operators.axes.axes import Axis, Broken, Call, Sum, Tag, bends, couples, first_of
-from seht.operators.axes.movement import moved
+from seht.operators.axes import Axis, Broken, Call, Sum, Tag, bends, couples, first_of
+from seht.operators.movement import moved
 from seht.operators.operator import IN_PLACE
 from seht.operators.table import AXES, LINEAR, MOVEMENT, PICKS
 from seht.persample.errors import no_sum

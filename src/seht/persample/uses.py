@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis
+from seht.operators.axes import Axis
 from seht.operators.rules import Mode
 from seht.persample.signs import Signs, Slot, factorise
 from seht.persample.tracking import ExampleTracker

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seht.operators.arithmetic import additive, elementwise
-from seht.operators.operator import Operator, jointly, named
+from seht.operators.operator import Operator, by_name, jointly, named
 from seht.operators.orders import refuse_wrong
 from seht.operators.rules import KeepGraph, Mode, Recording, Rule, first, kept_or_run
 from seht.tensors.graph import REGISTER, heard_anyway, unheard
@@ -94,19 +94,22 @@ DETACHED = Rule(_detached_record, _detached_replay)
 """``detach_``."""
 
 
+_grad_arguments = by_name(torch.autograd.grad)
+
+
 def _gradient_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if mode.cut:
         raise KeepGraph
     out = func(*args, **kwargs)
-    graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
+    given = _grad_arguments(args, kwargs)
+    graph = given.get("create_graph", False)
     if graph:
         mode.spoil_prefix()  # every pass takes this gradient in its own graph
         if mode.watched:
             # Of a gradient through a fused norm: that of the loss is wrong, in any training.
-            ends = {**dict(zip(("outputs", "inputs"), args, strict=False)), **kwargs}
             refuse_wrong(
-                list(tensors(ends["outputs"])),
-                list(tensors(ends["inputs"])),
+                list(tensors(given["outputs"])),
+                list(tensors(given["inputs"])),
                 2,
                 "write the norm out in elementary operations, for the plain training, too",
                 "is differentiated by the closure and once more by the training, and",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht.errors import KinkError
-from seht.operators.operator import Depends, Operator, each, jointly, named
+from seht.operators.operator import Depends, Operator, by_name, each, jointly, named
 from seht.operators.random_draws import DRAWN
 from seht.operators.rules import Mode, Rule, first, refused
 from seht.tensors.memory import laid_out, layout_of
@@ -75,11 +75,13 @@ def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_embedding_arguments = by_name(F.embedding)
+
+
 def _rows(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
     """Embedding is affine, as it picks rows, unless it shortens them first."""
-    names = ("input", "weight", "padding_idx", "max_norm")
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    return jointly(given, args, kwargs) if bound.get("max_norm") is None else None
+    shortens = _embedding_arguments(args, kwargs).get("max_norm") is not None
+    return None if shortens else jointly(given, args, kwargs)
 
 
 OPERATORS = (

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seht.operators.arithmetic import elementwise
 from seht.operators.axes import Axis, Call, Sum, Tag, bends, couples, first_of
-from seht.operators.operator import Operator, argument_names, named
+from seht.operators.operator import Operator, by_name, named
 from seht.operators.rules import Mode, composed, opened, refused, untaped
 
 
@@ -124,11 +124,11 @@ def _gaussian_nll(
 
 def _called_as(function: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The loss of each entry with the arguments of PyTorch's function, reduced as they say."""
-    names = argument_names(function)
+    named_as = by_name(function)
     average_of_weights = function is F.l1_loss
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = named_as(args, kwargs)
         reduction = given.pop("reduction", "mean")
         average, reduce = given.pop("size_average", None), given.pop("reduce", None)
         if reduce is False:

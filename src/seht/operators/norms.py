@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seht.operators.arithmetic import within
 from seht.operators.axes import Broken, Call, Tag
-from seht.operators.operator import Depends, Operator, argument_names, each
+from seht.operators.operator import Depends, Operator, by_name, each
 from seht.tensors.memory import laid_out, layout_of
 
 Formula = Callable[..., Tensor]
@@ -110,7 +111,7 @@ def _fused(formula: Formula) -> Callable[[Any], Callable[..., Any]]:
     """Makes the replacement of an operator."""
 
     def safe(operator: Any) -> Callable[..., Any]:
-        names = argument_names(operator)
+        named = by_name(operator)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = {n: _detached(v) for n, v in kwargs.items()}
@@ -118,7 +119,7 @@ def _fused(formula: Formula) -> Callable[[Any], Callable[..., Any]]:
                 plain = operator(*map(_detached, args), **given)
             alone = isinstance(plain, Tensor)
             first = plain if alone else plain[0]
-            result = formula(**dict(zip(names, args, strict=False)) | kwargs).to(first.dtype)
+            result = formula(**named(args, kwargs)).to(first.dtype)
             result = laid_out(result, layout_of(first))
             return result if alone else (result, *plain[1:])
 
@@ -131,11 +132,13 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+_batch_norm_arguments = by_name(F.batch_norm)
+
+
 def _stored_statistics(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
     """Batch norm: with stored statistics a scale and a shift."""
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    stored = bound.get("running_mean") is not None and not bound.get("training", False)
+    found = _batch_norm_arguments(args, kwargs)
+    stored = found.get("running_mean") is not None and not found.get("training", False)
     return each(given, args, kwargs) if stored else None
 
 

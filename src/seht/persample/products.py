@@ -14,13 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Linear(NamedTuple):
+class Linear:
     """x W^T + b."""
 
-    @property
-    def channel(self) -> int:
-        """The dimension that meets the weight."""
-        return -1
+    channel, groups, transposed = -1, 1, False
+    """``channel`` is the dimension that meets the weight."""
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """The product."""
@@ -151,7 +149,7 @@ def second(
 
     ``block`` is what S repeats, None where there is no telling; ``whole`` makes all of S.
     """
-    plain = isinstance(op, Linear) or (op.groups == 1 and not op.transposed)
+    plain = op.groups == 1 and not op.transposed
     if block is None or not plain or x.numel() < _WORTH:
         return Signed(op, whole(), into, out)
     return Folded(op, block, into, out)

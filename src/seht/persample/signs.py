@@ -141,32 +141,31 @@ class Signs:
 
         return self._cached(("block", name), make)
 
-    def matrix(self, part: Part, factors: Factors, dim: int) -> Tensor | None:
+    def matrix(self, slot: Slot, dim: int) -> Tensor | None:
         """The signs over a dimension of the view, (n, size); None if all of them are 1."""
         found: Tensor | None = None
-        for which, place in enumerate((factors.rows, factors.columns)):
+        for which, place in enumerate(slot.factors):
             if place is None or place[0] != dim:
                 continue
-            signs = self._drawn(part.name, which)
+            signs = self._drawn(slot.part.name, which)
             signs = signs if place[1] is None else signs[:, place[1]]
             found = signs if found is None else found * signs
         return found
 
     def placed(
-        self, part: Part, factors: Factors, dim: int, axis: Axis, like: Tensor, channel: int,
-        times: int = 1,
-    ) -> Tensor:  # fmt: skip
+        self, slot: Slot, dim: int, axis: Axis, like: Tensor, channel: int, times: int = 1
+    ) -> Tensor:
         """The signs over ``dim`` of a weight, for ``like`` with its channels and its examples."""
-        size, rank = like.shape[axis.dim], like.dim()
+        part, size, rank = slot.part, like.shape[axis.dim], like.dim()
         channel %= rank
         view = id(part) if part.path else 0
         key = ("in", part.name, view, dim, axis, size, rank, channel, times)
 
         def make() -> Tensor:
-            signs = self.matrix(part, factors, dim)
+            signs = self.matrix(slot, dim)
             if signs is None:
                 return like.new_ones([1] * rank)
-            signs = self.owned(signs.repeat(1, times) if times > 1 else signs, axis, size)
+            signs = self._owned(signs.repeat(1, times) if times > 1 else signs, axis, size)
             shape = [1] * rank
             shape[axis.dim], shape[channel] = signs.shape
             return (signs if axis.dim < channel else signs.t()).reshape(shape)
@@ -177,7 +176,7 @@ class Signs:
         """Signs times the step, without a graph."""
         return self._cached(("out", name, key), lambda: signs * self.steps[name].detach())
 
-    def owned(self, signs: Tensor, axis: Axis, size: int) -> Tensor:
+    def _owned(self, signs: Tensor, axis: Axis, size: int) -> Tensor:
         """Rows for the indices along an axis from rows for the examples."""
         if axis.owner is None and axis.inner == 1 and size == self.n:
             return signs
@@ -195,7 +194,7 @@ class Signs:
         key = ("spread", part.name, id(part) if part.path else 0, axis, size, rank, channel)
 
         def make() -> Tensor:
-            whole = self.owned(self._whole(*slot), axis, size)
+            whole = self._owned(self._whole(slot), axis, size)
             own = whole.shape[1:]
             shape = [1] * rank
             shape[axis.dim] = size
@@ -205,12 +204,12 @@ class Signs:
 
         return self._cached(key, make)
 
-    def _whole(self, part: Part, factors: Factors) -> Tensor:
+    def _whole(self, slot: Slot) -> Tensor:
         """Every example's own direction, (n, *shape)."""
-        direction = self.shared(part).unsqueeze(0)
+        direction = self.shared(slot.part).unsqueeze(0)
         rank = direction.dim() - 1
         for dim in range(min(rank, 2)):
-            signs = self.matrix(part, factors, dim)
+            signs = self.matrix(slot, dim)
             if signs is not None:
                 shape = [self.n, *(-1 if d == dim else 1 for d in range(rank))]
                 direction = direction * signs.view(shape)

@@ -26,7 +26,7 @@ from seht.curvature.softmax import again, log_softmax_dim
 from seht.curvature.unformed import Unformed
 from seht.precision.half_weights import HALVES
 from seht.task import Task
-from seht.tensors.graph import node_of, walk
+from seht.tensors.graph import node_of, parents, walk
 from seht.tensors.graph_need import Dropped
 from seht.tensors.memory import shares_memory
 from seht.tensors.process import BOUNDARY
@@ -235,7 +235,7 @@ class Boundary:
         outputs = {z.grad_fn for z in self.outputs if z.grad_fn is not None}
         if self._calls < 2 or not outputs:
             return False
-        behind = (parent for node in outputs for parent, _ in node.next_functions)
+        behind = (parent for node in outputs for parent in parents(node))
         return not outputs.isdisjoint(walk(behind, outputs))
 
     def check(self, curved: bool) -> None:

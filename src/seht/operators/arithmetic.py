@@ -208,15 +208,10 @@ def _evened(mode: Mode, func: Any, args: Any, kwargs: Any) -> Tensor:
     return y
 
 
-def _rounded(*_: Any, rounding_mode: Any = None, **__: Any) -> bool:
-    return rounding_mode is not None
-
-
-def _bounded(x: Any, eps: Any = None, **_: Any) -> bool:
-    return eps is not None
-
-
-_QUOTIENT = refused("with rounding_mode has kinks", _rounded)
+_QUOTIENT = refused(
+    "with rounding_mode has kinks",
+    lambda *_, rounding_mode=None, **__: rounding_mode is not None,
+)
 
 OPERATORS = (
     Operator("""
@@ -260,5 +255,7 @@ OPERATORS = (
         _fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine
         fused_moving_avg_obs_fake_quant
     """, refused("has kinks")),
-    Operator("logit logit_", refused("with eps has kinks", _bounded)),
+    Operator("logit logit_", refused(
+        "with eps has kinks", lambda x, eps=None, **_: eps is not None
+    )),
 )  # fmt: skip

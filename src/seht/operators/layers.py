@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht.errors import KinkError
+from seht.operators.constants import DRAWN
 from seht.operators.operator import Depends, Operator, by_name, each, jointly, named
-from seht.operators.random_draws import DRAWN
 from seht.operators.rules import Mode, Rule, first, refused
 from seht.tensors.memory import laid_out, layout_of
 from seht.tensors.process import ATTENTION, without_cudnn

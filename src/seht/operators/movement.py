@@ -61,13 +61,10 @@ def _nothing(call: Call, axis: Axis) -> Tag:
 def _looked_up(call: Call) -> Tag | None:
     """table[ids], with one index tensor that belongs to the examples."""
     index = call.args[1] if len(call.args) > 1 else None
-    if isinstance(index, Tensor) and isinstance(call.tag(index), Axis) and not _mask(index):
+    mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+    if isinstance(call.tag(index), Axis) and not mask:
         return call.tag(index)
     return couples(call) if any(isinstance(t, Axis) for t in call.tags) else None
-
-
-def _mask(index: Tensor) -> bool:
-    return index.dtype in (torch.bool, torch.uint8)
 
 
 def joined(call: Call) -> Tag | None:

@@ -66,10 +66,6 @@ def _batch(
     return _affine(x, weight, bias, shape)
 
 
-def _training(input: Tensor, **given: Any) -> Tensor:
-    return _batch(input, **given | {"training": True})
-
-
 def _legit(input: Tensor, running_mean: Any = None, **given: Any) -> Tensor:
     """One name for two operators: the other has no statistics, and its flag in their place."""
     if isinstance(running_mean, bool):
@@ -166,7 +162,9 @@ OPERATORS = (
         _native_batch_norm_legit_no_training
     """, safe=_fused(_batch)),
     Operator("_native_batch_norm_legit", safe=_fused(_legit)),
-    Operator("_batch_norm_with_update _batch_norm_with_update_functional", safe=_fused(_training)),
+    Operator("_batch_norm_with_update _batch_norm_with_update_functional", safe=_fused(
+        lambda **given: _batch(**given | {"training": True})
+    )),
     Operator("instance_norm", safe=_fused(_instance)),
     Operator("layer_norm", axes=within(_last), safe=_fused(_layer)),
     Operator("native_layer_norm", safe=_fused(_layer)),

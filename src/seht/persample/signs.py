@@ -38,22 +38,25 @@ def _block(size: int) -> int:
     return found if 2 * found > min(size, _BLOCK) else size
 
 
-class Factors(NamedTuple):
-    """Along which dimension of a (view of a) weight r and q lie, and in which order."""
+class Slot(NamedTuple):
+    """A probed weight, or a view of it, in a call: along which of its dimensions r and q lie, and
+    in which order.
+    """
 
+    part: Part
     rows: tuple[int, Tensor | None]
     columns: tuple[int, Tensor | None] | None
 
 
-def factorise(part: Part, weight: Tensor) -> Factors | None:
-    """How the signs of a weight lie in a view of it; None if they are no product there."""
+def slot_of(part: Part, weight: Tensor) -> Slot | None:
+    """None if the signs of the weight are no product in this view."""
     if not part.path:
-        return Factors((0, None), (1, None) if weight.dim() > 1 else None)
+        return Slot(part, (0, None), (1, None) if weight.dim() > 1 else None)
     rows = _line(part, weight, 0)
     columns = _line(part, weight, 1) if weight.dim() > 1 else None
     if rows is None or (weight.dim() > 1 and columns is None):
         return None
-    return Factors(rows, columns)
+    return Slot(part, rows, columns)
 
 
 def _line(part: Part, weight: Tensor, dim: int) -> tuple[int, Tensor] | None:
@@ -63,13 +66,6 @@ def _line(part: Part, weight: Tensor, dim: int) -> tuple[int, Tensor] | None:
     if len(varying) > 1 or view.dim() == 0:
         return None
     return varying[0], line(view, varying[0])
-
-
-class Slot(NamedTuple):
-    """A probed weight in a call."""
-
-    part: Part
-    factors: Factors
 
 
 class Signs:
@@ -144,7 +140,7 @@ class Signs:
     def matrix(self, slot: Slot, dim: int) -> Tensor | None:
         """The signs over a dimension of the view, (n, size); None if all of them are 1."""
         found: Tensor | None = None
-        for which, place in enumerate(slot.factors):
+        for which, place in enumerate((slot.rows, slot.columns)):
             if place is None or place[0] != dim:
                 continue
             signs = self._drawn(slot.part.name, which)

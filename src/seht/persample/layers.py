@@ -17,7 +17,7 @@ A weight that is used in any other way keeps one direction for all examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
@@ -53,6 +53,8 @@ class Bound(NamedTuple):
     op: Linear | Convolution
     turned: bool = False
     """The weight comes as (in, out)."""
+    extra: Sequence[int] = ()
+    """Zeros that x gets at its ends beforehand, as ``F.pad`` takes them."""
 
 
 def _product(bind: Callable[..., Bound | None], into: int, out: int) -> Rule:
@@ -88,7 +90,8 @@ def _product(bind: Callable[..., Bound | None], into: int, out: int) -> Rule:
 
 def _perturbed(bound: Bound, dims: tuple[int, int], signs: Signs, slot: Slot, axis: Axis) -> Tensor:
     """The product with each example's own weights."""
-    part, op, x = slot.part, bound.op, bound.x
+    part, op = slot.part, bound.op
+    x = F.pad(bound.x, bound.extra) if bound.extra else bound.x
 
     def turned(weight: Tensor) -> Tensor:
         return weight.t() if bound.turned else weight
@@ -134,14 +137,14 @@ def _convolution(
 ) -> Bound | None:  # fmt: skip
     k = weight.dim() - 2
     wide = _many(dilation, k)
+    extra: list[int] = []
     if isinstance(padding, str):
         total = [d * (s - 1) for d, s in zip(wide, weight.shape[2:], strict=True)]
         padding = 0 if padding == "valid" else [t // 2 for t in total]
         if padding and any(t % 2 for t in total):  # one more on the right, as PyTorch has it
             extra = [side for t in reversed(total) for side in (0, t % 2)]
-            input = F.pad(input, extra)
     op = Convolution(_many(stride, k), _many(padding, k), wide, False, [0] * k, groups)
-    return Bound(input, weight, bias, op)
+    return Bound(input, weight, bias, op, extra=extra)
 
 
 def _transposed(

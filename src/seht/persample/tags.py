@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +44,9 @@ class Tags:
         """The model's tensors, which belong to no example."""
         self.hidden = False
         """Inside the forward of a custom Function, where what is computed looks constant."""
+        self._model = model
+        self._depth = 0
+        """How many calls of the model, or of its parts, are under way."""
         self._since = since
         """Graph nodes made from now on are the closure's."""
         self._tags: dict[int, tuple[weakref.ref[Tensor], Tag | None, int]] = {}
@@ -166,32 +169,19 @@ class Tags:
                     return Axis(dim)
         return None
 
-
-class Inputs:
-    """Tags the arguments of the model's outermost calls."""
-
-    def __init__(self, model: nn.Module, tags: Tags) -> None:
-        self._model = model
-        self._tags = tags
-        self._depth = 0
+    # --- where they begin: in the arguments of the model's outermost calls ------------------------
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Tag what the outermost calls of the model are given."""
-        modules = list(self._model.modules()) if self._tags.layout.deep else [self._model]
-        handles = [
-            handle
-            for module in modules
-            for handle in (
-                module.register_forward_pre_hook(self._enter, with_kwargs=True),
-                module.register_forward_hook(self._leave, always_call=True),
-            )
-        ]
-        try:
+        modules = list(self._model.modules()) if self.layout.deep else [self._model]
+        with ExitStack() as after:
+            for module in modules:
+                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                behind = module.register_forward_hook(self._leave, always_call=True)
+                after.callback(before.remove)
+                after.callback(behind.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._depth += 1
@@ -211,29 +201,26 @@ class Inputs:
         elif hasattr(value, "keys"):
             for key in value:
                 self._begin(value[key])
-        elif isinstance(value, Tensor) and id(value) not in self._tags.own:
-            tags = self._tags
+        elif isinstance(value, Tensor) and id(value) not in self.own:
             if is_functorch_wrapped_tensor(value) and torch.is_grad_enabled():
-                raise no_sum(TRANSFORMED, tags.layout.dim)
+                raise no_sum(TRANSFORMED, self.layout.dim)
             if not self._new(value):
                 return
-            for dim in (tags.layout.dim, 1 - tags.layout.dim):
-                if value.dim() > dim >= 0 and tags.found(value.shape[dim]):
-                    tags.tag(value, Axis(dim))
+            for dim in (self.layout.dim, 1 - self.layout.dim):
+                if value.dim() > dim >= 0 and self.found(value.shape[dim]):
+                    self.tag(value, Axis(dim))
                     return
 
     def _new(self, value: Tensor) -> bool:
         """Whether this is where examples begin; what the closure made on the way counts as an
         input of the model (a slice of the batch), but not as one of a part of it (positions).
         """
-        tags = self._tags
-        return not tags.seen(value) if tags.layout.deep else tags.get(value) is None
+        return not self.seen(value) if self.layout.deep else self.get(value) is None
 
     def _begin_packed(self, value: PackedSequence) -> None:
         count = int(value.batch_sizes[0])
-        tags = self._tags
-        if tags.found(count) and self._new(value.data):
+        if self.found(count) and self._new(value.data):
             order = value.sorted_indices
             order = torch.arange(count, device="cpu") if order is None else order
             owners = [order[:k].cpu() for k in value.batch_sizes.tolist()]
-            tags.tag(value.data, axis_from(0, torch.cat(owners), count))
+            self.tag(value.data, axis_from(0, torch.cat(owners), count))

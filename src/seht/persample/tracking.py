@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from seht.operators.table import AXES, LINEAR, MOVEMENT, PICKS
 from seht.persample.errors import TRANSFORMED, no_sum
 from seht.persample.experiment import ask
 from seht.persample.memory import Layout, Memory, key_of
-from seht.persample.tags import Inputs, Tags
+from seht.persample.tags import Tags
 from seht.persample.weights import ProbedWeights
 from seht.tensors.random_state import RandomState
 from seht.tensors.trees import tensors
@@ -55,13 +54,8 @@ class ExampleTracker(Tags):
         self.calls = 0
         self.holds = False
         """Whether batch statistics are held (``coupling="frozen"``)."""
-        self._model = model
         self._random = random
         self._memory = memory
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Tag what the outermost calls of the model are given."""
-        return Inputs(self._model, self).watching()
 
     def hold(self) -> None:
         """Batch statistics are held."""

@@ -205,15 +205,21 @@ class Averaged(nn.Module):
 
 
 class Padded(nn.Module):
-    """An embedding with a padding row, whose weight may also be the decoder's."""
+    """An embedding with a padding row, whose weight may also be the decoder's; ``direct`` as
+    exported models look it up.
+    """
 
-    def __init__(self, tied: bool, padding: int = 2) -> None:
+    def __init__(self, tied: bool, padding: int = 2, direct: bool = False) -> None:
         super().__init__()
         self.embedding, self.tied = nn.Embedding(5, 4, padding_idx=padding), tied
+        self.direct = direct
         nn.init.normal_(self.embedding.weight, std=0.5)
 
     def forward(self, z):
-        y = self.embedding(torch.tensor([0, 2, 4, 2, 3, 1])).tanh()
+        ids, table = torch.tensor([0, 2, 4, 2, 3, 1]), self.embedding
+        padding = table.padding_idx
+        y = torch.ops.aten.embedding(table.weight, ids, padding) if self.direct else table(ids)
+        y = y.tanh()
         return y @ self.embedding.weight.t() * z[:, :1] if self.tied else y * z[:, :4]
 
 
@@ -237,6 +243,7 @@ add(
         "padding_idx": Padded(tied=False),
         "padding_idx-negative": Padded(tied=False, padding=-1),
         "padding_idx-tied": Padded(tied=True),
+        "padding_idx-exported": Padded(tied=True, direct=True),
         "tied-weights": TiedWeights(),
     }
 )

@@ -242,6 +242,8 @@ PROBLEMS = [
     Problem("conv1d", lambda: Head(nn.Conv1d(2, 3, 3, padding=1)), normal(N, 2, 4)),
     Problem("conv2d", lambda: Head(nn.Conv2d(4, 3, 2, stride=2, padding=1)), IMAGE),
     Problem("conv2d-same", lambda: Head(nn.Conv2d(4, 2, (2, 3), padding="same")), IMAGE),
+    Problem("conv1d-same-behind", lambda: Head(Chain(
+        nn.Conv1d(2, 3, 1), nn.Tanh(), nn.Conv1d(3, 2, 2, padding="same"))), normal(N, 2, 3)),
     Problem("conv2d-valid", lambda: Head(nn.Conv2d(4, 2, 2, padding="valid")), IMAGE),
     Problem("conv2d-grouped", lambda: Head(nn.Conv2d(4, 6, 2, groups=2, dilation=2)), IMAGE),
     Problem("conv2d-depthwise", lambda: Head(nn.Conv2d(4, 8, 2, groups=4)), IMAGE),

@@ -34,7 +34,7 @@ def test_a_mask_survives_and_autograd_keeps_its_bits_alone(layout, in_place):
     assert torch.equal(bits.unpack(packed, x.dtype), mask.double())
 
     leaf = x.clone().requires_grad_()
-    y = bits.masked(leaf * 1, packed, in_place=in_place)
+    y = bits.Masked.apply(leaf * 1, packed, in_place)
     assert y.stride() == x.stride()
     assert y.grad_fn.packed is packed and not y.grad_fn.saved_tensors
     y.square().sum().backward()
@@ -69,7 +69,8 @@ class Net(nn.Module):
 def test_the_lean_form_agrees_with_the_other(curvature, layout, in_place, again, monkeypatch):
     x, y = entries(layout), torch.arange(16) % 3
     calls = []
-    monkeypatch.setattr("seht.operators.pieces.masked", _counting(bits.masked, calls))
+    counted = staticmethod(_counting(bits.Masked.forward, calls))
+    monkeypatch.setattr(bits.Masked, "forward", counted)
     found = {}
     for form in FORMS:
         torch.manual_seed(1)

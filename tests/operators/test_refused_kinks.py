@@ -21,6 +21,12 @@ class Bag(nn.EmbeddingBag):
         return super().forward(PLACES.view(-1, 4)) * z.mean()
 
 
+class ExportedBag(nn.EmbeddingBag):
+    def forward(self, z):
+        starts = torch.arange(0, len(PLACES), 4)
+        return torch.ops.aten.embedding_bag(self.weight, PLACES, starts, False, 2)[0] * z.mean()
+
+
 class Clipped(nn.Embedding):
     def forward(self, z):
         return super().forward(PLACES) * z.mean()
@@ -89,6 +95,7 @@ REFUSED = {
     "normalize-1.5": (lambda z: F.normalize(z, p=1.5), "norm"),
     "logit": (lambda z: torch.logit(z.sigmoid(), eps=0.1), "logit"),
     "EmbeddingBag": (Bag(5, 4, mode="max"), "embedding_bag"),
+    "EmbeddingBag-exported": (ExportedBag(5, 4), "embedding_bag"),
     "EmbeddingBag-max_norm": (Bag(5, 4, max_norm=0.1), "embedding_bag"),
     "Embedding-max_norm": (Clipped(5, 4, max_norm=0.1), "embedding"),
     # The losses outside torch.nn.functional take their reduction as a number.

@@ -18,8 +18,9 @@ from seht.persample import layers, products, signs
 
 SEED = 3
 every = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-QUICK = {"linear", "conv2d-grouped", "transposed1d", "embedding-tied", "bilinear", "rnn", "views",
-         "attention-time-first", "group_norm", "time-and-batch"}  # fmt: skip
+QUICK = {"linear", "conv1d-same-behind", "conv2d-grouped", "transposed1d", "embedding-tied",
+         "bilinear", "rnn", "views", "attention-time-first", "group_norm",
+         "time-and-batch"}  # fmt: skip
 one_of_each_kind = pytest.mark.parametrize(
     "problem",
     [pytest.param(p, id=p.name, marks=[] if p.name in QUICK else pytest.mark.slow)

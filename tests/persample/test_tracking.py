@@ -11,7 +11,7 @@ from torch import nn
 
 import seht
 from seht.engines.forward_only import replicates
-from seht.operators.axes.axes import Axis, Broken
+from seht.operators.axes import Axis, Broken
 from seht.persample.memory import Layout, Memory
 
 N = 4

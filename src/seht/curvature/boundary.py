@@ -26,7 +26,7 @@ from seht.curvature.softmax import again, log_softmax_dim
 from seht.curvature.unformed import Unformed
 from seht.precision.half_weights import HALVES
 from seht.task import Task
-from seht.tensors.graph import node_of, walk
+from seht.tensors.graph import node_of, parents, walk
 from seht.tensors.graph_need import Dropped
 from seht.tensors.memory import shares_memory
 from seht.tensors.process import BOUNDARY
@@ -122,7 +122,6 @@ class Boundary:
 
     def mark(self, outputs: Any) -> Any:
         """Take over a structure of tensors marked by the user."""
-        self._drop(False)
         return self._alias(outputs, self._marked)
 
     def __enter__(self) -> Boundary:
@@ -163,27 +162,24 @@ class Boundary:
             self._handles.append(self._head.register_forward_hook(self._leave_head))
 
     def _leave_head(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        if self.copied or self._marked:
+        if self.copied or self._marked:  # what comes after a mark belongs to the loss
             return None
-        self._drop(False)
         return self._alias(outputs, self._hooked)
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         if self.copied:
             return None
         self._depth -= 1
-        if self._depth > 0 or self._marked:  # what comes after a mark belongs to the loss
+        if self._depth > 0 or (self._head is not None and self._hooked):
             return None
-        if self._head is not None and self._hooked:
-            return None
-        self._drop(False)
-        return self._alias(outputs, self._hooked)
+        return self._leave_head(module, inputs, outputs)
 
     def _drop(self, on: bool) -> None:
         if self._dropped is not None:
             self._dropped.switch(on)
 
     def _alias(self, value: Any, found: list[Tensor]) -> Any:
+        self._drop(False)
         return mapped(value, lambda tensor: self._take(tensor, found))
 
     def _take(self, tensor: Tensor, found: list[Tensor]) -> Tensor:
@@ -239,7 +235,7 @@ class Boundary:
         outputs = {z.grad_fn for z in self.outputs if z.grad_fn is not None}
         if self._calls < 2 or not outputs:
             return False
-        behind = (parent for node in outputs for parent, _ in node.next_functions)
+        behind = (parent for node in outputs for parent in parents(node))
         return not outputs.isdisjoint(walk(behind, outputs))
 
     def check(self, curved: bool) -> None:

@@ -75,7 +75,7 @@ class CrossEntropy:
 
     def stretches(self, classes: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """A few rows at a time: their places here and in the output."""
-        for part in at_hand(self.share.shape[0], classes, self.share.device):
+        for part in _at_hand(self.share.shape[0], classes, self.share.device):
             yield part, part if self.rows is None else self.rows[part]
 
     def holds(self, z: Tensor, log_p: Tensor) -> bool:
@@ -114,20 +114,26 @@ def cross_entropies(loss: Tensor, outputs: list[Tensor]) -> list[CrossEntropy] |
         return None
 
 
-def at_hand(count: int, classes: int, device: torch.device) -> Iterator[slice]:
-    """As many rows at a time as fit into a CPU's cache, or as are worth a kernel on a GPU. No rows
-    are one stretch: a mask may leave none.
-    """
-    step = max(1, _AT_HAND[device.type == "cpu"] // max(1, classes))
-    return (slice(start, min(count, start + step)) for start in range(0, max(1, count), step))
+def _at_hand(count: int, classes: int, device: torch.device) -> Iterator[slice]:
+    """As many rows at a time as fit into a CPU's cache, or as are worth a kernel on a GPU."""
+    return _parts(count, max(1, _AT_HAND[device.type == "cpu"] // max(1, classes)))
+
+
+def at_hand(part: slice, logits: Tensor) -> Iterator[tuple[slice, slice]]:
+    """The same of the logits of a stretch: their places there, and among all rows."""
+    for near in _at_hand(len(logits), logits.shape[1], logits.device):
+        yield near, slice(part.start + near.start, part.start + near.stop)
 
 
 def stretches(count: int, weight: Tensor) -> Iterator[slice]:
     """A few rows at a time, for a head of that weight."""
     size = weight.shape[0] * weight.element_size()
     step = max(1, _STRETCH[weight.device.type == "cpu"] // size)
-    step = -(-count // max(1, -(-count // step)))  # all alike
-    step = max(1, step)
+    return _parts(count, max(1, -(-count // max(1, -(-count // step)))))  # all alike
+
+
+def _parts(count: int, step: int) -> Iterator[slice]:
+    """No rows are one part: a mask may leave none."""
     return (slice(start, min(count, start + step)) for start in range(0, max(1, count), step))
 
 
@@ -277,14 +283,10 @@ class _Walk:
             if z.shape[start] != shape[dim]:
                 continue
             first = Rows.of(z.shape, start)
-            rows: Rows | None = first
-            for node, port in reversed(path):
-                rows = None if rows is None else follow(rows, node, port)
-            if (
-                rows is not None
-                and rows.dim == dim
-                and rows.places.numel() * shape[dim] == (shape.numel())
-            ):
+            rows = follow(first, path)
+            if rows is None or rows.dim != dim:
+                continue
+            if rows.places.numel() * shape[dim] == shape.numel():
                 return place, first, rows
         return None
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seht.errors import warn
-from seht.tensors.graph import node_of, walk
+from seht.tensors.graph import node_of, parents, walk
 from seht.tensors.second_derivatives import is_real_sign
 
 _STEPS = frozenset(f"{name}Backward0" for name in ("Sign", "Floor", "Ceil", "Round", "Trunc"))
@@ -91,7 +91,8 @@ def look(gradient: Sequence[Tensor | None], outputs: list[Tensor]) -> None:
     The one place that looks at numbers on the host: for the first step with such a loss.
     """
     bent = [g for g in gradient if g is not None and g.requires_grad]
-    alive = _alive(bent, outputs)
+    ends = {node_of(z) for z in outputs}
+    alive = any(node in ends for node in walk([g.grad_fn for g in bent], ends, _behind))
     with twice():
         found = torch.autograd.grad(
             bent, outputs, [_generic(g) for g in bent], retain_graph=True, allow_unused=True
@@ -111,30 +112,14 @@ def look(gradient: Sequence[Tensor | None], outputs: list[Tensor]) -> None:
         )
 
 
-def _alive(roots: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
-    """Whether the outputs are reached without going through a derivative that is always 0."""
-    ends = {node_of(z) for z in outputs}
-    seen: set[Any] = set()
-    stack = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if node in ends:
-            return True
-        seen.add(node)
-        stack.extend(_behind(node))
-    return False
-
-
 def _behind(node: Any) -> list[Any]:
-    """The nodes that something other than 0 may flow to."""
-    name, parents = node.name(), [parent for parent, _ in node.next_functions]
+    """The nodes that something other than 0 may flow to: past no derivative that is always 0."""
+    name = node.name()
     if name in _STEPS or (name == "PowBackward0" and node._saved_exponent == 0):
         return []
     if is_real_sign(node):
         return []
-    return parents[:1] if name in _PIECES else parents
+    return parents(node)[:1] if name in _PIECES else parents(node)
 
 
 def _generic(like: Tensor) -> Tensor:

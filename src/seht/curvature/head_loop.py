@@ -148,8 +148,7 @@ class KeptRows:
             else:
                 found = self._bend[part] * bent.to(z.dtype)
             if term is not None:
-                for near in at_hand(len(z), z.shape[1], z.device):
-                    own = slice(part.start + near.start, part.start + near.stop)
+                for near, own in at_hand(part, z):
                     term.add_slope(found[near], own, z[near].softmax(1))
             into.take(rows[part], found)
 
@@ -221,8 +220,7 @@ def _bend(
     the centre's logits go into ``bent``, which may be the logits themselves.
     """
     found = []
-    for near in at_hand(len(logits), logits.shape[1], logits.device):
-        rows = slice(part.start + near.start, part.start + near.stop)
+    for near, rows in at_hand(part, logits):
         z, d, into, share = logits[near], ahead[near], bent[near], term.share[rows]
         p = z.softmax(1)
         d.sub_(z).div_(width)

@@ -91,8 +91,7 @@ class RowLosses:
         found = hidden.new_empty(len(rows))
         for part in stretches(len(rows), head.weight):
             z = F.linear(hidden[rows[part]], head.weight, head.bias)
-            for near in at_hand(len(z), z.shape[1], z.device):
-                own = slice(part.start + near.start, part.start + near.stop)
+            for near, own in at_hand(part, z):
                 found[own] = F.cross_entropy(
                     z[near], self.target[own], weight=self.weight, ignore_index=self.ignored,
                     reduction="none", label_smoothing=self.smoothing,

@@ -53,10 +53,15 @@ def out_of_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
     return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim)
 
 
-def follow(rows: Rows, node: Any, port: int) -> Rows | None:
-    """The rows after one operation, or None where they do not stay together."""
-    rule = _RULES.get(node.name())
-    return None if rule is None else rule(rows, node, port)
+def follow(rows: Rows, path: list[tuple[Any, int]]) -> Rows | None:
+    """The rows after some operations, the last of them first: nodes and which of their results.
+    None where they do not stay together.
+    """
+    found: Rows | None = rows
+    for node, port in reversed(path):
+        rule = _RULES.get(node.name())
+        found = None if found is None or rule is None else rule(found, node, port)
+    return found
 
 
 def signed(number: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,7 +95,15 @@ class Unformed(Tensor):
         with torch._C.DisableTorchFunction():  # no operation of the model's
             head = self.head.detached()
             leaf: Unformed = _bare(_layout(self), self.device, requires_grad=True)
-        return leaf._filled(head, self.rows, self.looks, _forming(head, self._path))
+        path = self._path
+
+        def make() -> Tensor:
+            logits = head.form()
+            for move in path:
+                logits = move(logits)
+            return logits
+
+        return leaf._filled(head, self.rows, self.looks, make)
 
     def copy(self) -> Unformed:
         """The same logits, to be written into."""
@@ -152,23 +161,19 @@ class Unformed(Tensor):
                 out = func(ghost, *rest, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return None
-        parts = list(out) if isinstance(out, (tuple, list)) else [out]
-        rows = [own for part in parts if (own := _followed(self.rows, part)) is not None]
-        if len(rows) < len(parts):
-            return None
+        several = isinstance(out, (tuple, list))
 
-        def part_of(place: int) -> Callable[[Tensor], Tensor]:
-            def move(logits: Tensor) -> Tensor:
-                moved = func(logits, *rest, **kwargs)
-                return moved[place] if isinstance(out, (tuple, list)) else moved
+        def move(place: int, logits: Tensor) -> Tensor:
+            moved = func(logits, *rest, **kwargs)
+            return moved[place] if several else moved
 
-            return move
-
-        found = [
-            self._child(part, own, part_of(place))
-            for place, (part, own) in enumerate(zip(parts, rows, strict=True))
-        ]
-        return type(out)(found) if isinstance(out, (tuple, list)) else found[0]
+        found = []
+        for place, part in enumerate(out if several else [out]):
+            rows = _followed(self.rows, part)
+            if rows is None:
+                return None
+            found.append(self._child(part, rows, partial(move, place)))
+        return type(out)(found) if several else found[0]
 
     def _stays(self, func: Any, rest: Any, kwargs: dict[str, Any]) -> bool:
         if func is not torch.Tensor.to or kwargs.get("copy"):
@@ -216,17 +221,7 @@ def _bare(layout: Layout, device: torch.device, **options: Any) -> Any:
     )
 
 
-def _forming(head: Head, path: tuple[Callable[[Tensor], Tensor], ...]) -> Callable[[], Tensor]:
-    def make() -> Tensor:
-        logits = head.form()
-        for move in path:
-            logits = move(logits)
-        return logits
-
-    return make
-
-
-def _followed(rows: Rows | None, moved: Tensor) -> Rows | None:
+def _followed(rows: Rows, moved: Tensor) -> Rows | None:
     """The rows after a move, as the nodes of its graph tell."""
     path: list[tuple[Any, int]] = []
     node, port = moved.grad_fn, moved.output_nr
@@ -235,6 +230,4 @@ def _followed(rows: Rows | None, moved: Tensor) -> Rows | None:
         if len(node.next_functions) != 1:
             return None
         node, port = node.next_functions[0]
-    for node, port in reversed(path):
-        rows = None if rows is None else follow(rows, node, port)
-    return rows
+    return follow(rows, path)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seht.distributed.detour import Detour, active, joins, told
-from seht.distributed.ranks import Ranks
+from seht.distributed.ranks import Ranks, broadcast
 from seht.errors import NonFiniteError
 
 _MASK64 = (1 << 64) - 1
@@ -77,12 +77,8 @@ class DDPRanks(Ranks):
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value, once a wrapper is known."""
-        found, known = [value], self._all_there()
-        if known:
-            group = known[0].process_group
-            first = dist.get_global_rank(group, 0)
-            dist.broadcast_object_list(found, src=first, group=group, device=known[0].device)
-        return found[0]
+        known = self._all_there()
+        return broadcast(value, known[0].process_group, known[0].device) if known else value
 
     def mean(self, values: Tensor) -> Tensor:
         """The ranks' average, once a wrapper is known."""

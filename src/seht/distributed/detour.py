@@ -242,25 +242,21 @@ def _refuse_settings(ddp: DistributedDataParallel) -> None:
 def _refuse_graph(loss: Any) -> None:
     """Refuse a loss whose nested gradients would start what only its backward pass should."""
     for node in walk([loss.grad_fn] if isinstance(loss, Tensor) else []):
-        if hasattr(node, "_forward_cls"):
-            _refuse_node(node, node._forward_cls)
-
-
-def _refuse_node(node: Any, made_by: Any) -> None:
-    if made_by.__name__ == "_DDPSink":
-        ddp = node.ddp_weakref()
-        if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
+        made_by = getattr(node, "_forward_cls", type(node))
+        if made_by.__name__ == "_DDPSink":
+            ddp = node.ddp_weakref()
+            if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
+                raise RuntimeError(
+                    "outputs of a DistributedDataParallel(static_graph=True) that was called "
+                    "before the closure reach the loss, and the gradients taken inside a penalised "
+                    "step would set off its reduction; call the wrapper inside the closure"
+                )
+        elif made_by.__module__.startswith(_COLLECTIVE):
             raise RuntimeError(
-                "outputs of a DistributedDataParallel(static_graph=True) that was called before "
-                "the closure reach the loss, and the gradients taken inside a penalised step would "
-                "set off its reduction; call the wrapper inside the closure"
+                f"the loss depends on other ranks ({made_by.__name__}), and on a penalised step "
+                "each rank is at weights of its own; compute it from this rank's examples, DDP "
+                "averages the gradients"
             )
-    elif made_by.__module__.startswith(_COLLECTIVE):
-        raise RuntimeError(
-            f"the loss depends on other ranks ({made_by.__name__}), and on a penalised step each "
-            "rank is at weights of its own; compute it from this rank's examples, DDP averages "
-            "the gradients"
-        )
 
 
 # ``torch.compile(ddp)`` meets these in place of DDP's own, which the compiler knows to pass over.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from seht.distributed.detour import Detour
 from seht.distributed.fsdp_passes import ShardedPasses
-from seht.distributed.ranks import Ranks
+from seht.distributed.ranks import Ranks, broadcast
 from seht.distributed.shards import Shards, parallel
 from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
@@ -101,11 +101,9 @@ class FSDPRanks(Ranks):
 
     def agree(self, value: Any) -> Any:
         """The first rank's value, sent along each dimension of the mesh."""
-        found, mesh = [value], self.shards.mesh
-        for dim in range(mesh.ndim):
-            group = mesh.get_group(dim)
-            dist.broadcast_object_list(found, src=dist.get_global_rank(group, 0), group=group)
-        return found[0]
+        for dim in range(self.shards.mesh.ndim):
+            value = broadcast(value, self.shards.mesh.get_group(dim))
+        return value
 
     def mean(self, values: Tensor) -> Tensor:
         """Over all ranks of the mesh."""

@@ -146,12 +146,11 @@ class ShardedPasses(Passes):
     def _drawn(self, leaves: list[Tensor]) -> dict[str, Tensor]:
         """What is used on one rank counts as used on all."""
         gathered, weights = self.shards.gathered, self.task.weights
+        met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in leaves}
         if self.older:
-            met = {id(gathered.get(id(leaf), leaf)): leaf for leaf in leaves}
             drawn = {n: met.get(id(w), w) for n, w in weights.items()}
             refuse_older(drawn, [self.loss], self._centre.since)
-        reached = {id(gathered.get(id(leaf), leaf)) for leaf in leaves}
-        mask = torch.tensor([float(id(w) in reached) for w in weights.values()])
+        mask = torch.tensor([float(id(w) in met) for w in weights.values()])
         uses = self.shards.sum(mask).tolist()
         return {n: w for (n, w), use in zip(weights.items(), uses, strict=True) if use}
 
@@ -190,9 +189,8 @@ class ShardedPasses(Passes):
 
     def over_ranks(self, value: Tensor, loss: Tensor, *, partial: bool) -> tuple[Tensor, Tensor]:
         """The trace and the loss of all ranks; ``partial`` values are summed, others averaged."""
-        if partial:
-            return self.shards.sum(value), self.shards.mean(loss).to(loss.dtype)
-        return self.shards.mean(value).to(value.dtype), self.shards.mean(loss).to(loss.dtype)
+        trace = self.shards.sum(value) if partial else self.shards.mean(value).to(value.dtype)
+        return trace, self.shards.mean(loss).to(loss.dtype)
 
     def tie(self, behind: set[int]) -> None:
         """The loss's own curvature is taken outside the pass, when such weights are sharded."""

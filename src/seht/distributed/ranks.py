@@ -28,6 +28,14 @@ def grouped() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def broadcast(value: Any, group: Any, device: torch.device | None = None) -> Any:
+    """The value of the group's first rank."""
+    found = [value]
+    first = dist.get_global_rank(group, 0)
+    dist.broadcast_object_list(found, src=first, group=group, device=device)
+    return found[0]
+
+
 class PenaltyCall:
     """One call of the penalty: what to do before, around and after it."""
 

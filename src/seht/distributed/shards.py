@@ -94,13 +94,11 @@ class Shards:
         """
         places = [(group, name) for group in self.groups for name in _HIDDEN]
         places += [(state, "_lazy_init") for state in self.states]
-        for owner, name in places:
-            setattr(owner, name, _unseen(getattr(owner, name)))
-        try:
-            yield
-        finally:
+        with ExitStack() as after:
             for owner, name in places:
-                delattr(owner, name)
+                setattr(owner, name, _unseen(getattr(owner, name)))
+                after.callback(delattr, owner, name)
+            yield
 
     # --- gradients ----------------------------------------------------------------------------
 
@@ -120,15 +118,16 @@ class Shards:
             changes += [(group, "reduce_grads", True), (group, "all_reduce_grads", True)]
         contexts = _unique(state._state_ctx for state in self.states)
         changes += [(context, "is_last_backward", True) for context in contexts]
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-        with quiet(leaves), _no_later_hooks(leaves):
-            try:
-                for owner, name, value in changes:
-                    setattr(owner, name, value)
-                yield
-            finally:
-                for owner, name, value in before:
-                    setattr(owner, name, value)
+        with quiet(leaves), ExitStack() as after:
+            for leaf in leaves:  # no hooks that run after `.grad` was written: an optimiser's step
+                hooks = getattr(leaf, "_post_accumulate_grad_hooks", None)
+                if hooks:
+                    after.callback(hooks.update, dict(hooks))
+                    hooks.clear()
+            for owner, name, value in changes:
+                after.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+            yield
 
     def refuse_partial(self) -> None:
         """Half-reduced gradients of earlier calls can be neither kept apart nor finished."""
@@ -219,18 +218,6 @@ def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
-
-
-@contextmanager
-def _no_later_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """No hooks that run after ``.grad`` was written (an optimiser's step, say) in the block."""
-    with ExitStack() as stack:
-        for leaf in leaves:
-            hooks = getattr(leaf, "_post_accumulate_grad_hooks", None)
-            if hooks:
-                stack.callback(hooks.update, dict(hooks))
-                hooks.clear()
-        yield
 
 
 def _refuse_low_precision(group: Any) -> None:

@@ -5,14 +5,15 @@ take the sides that the centre recorded; the others are run by their parts, in t
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.arithmetic import along_dim, elementwise, within
+from seht.operators.arithmetic import elementwise, within
+from seht.operators.axes import Call
 from seht.operators.operator import Operator, each, jointly
 from seht.operators.pieces import LINEAR, RELU, sided
 from seht.operators.rules import composed, write_back
@@ -44,21 +45,16 @@ def elu(
 _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
-def selu_sides(x: Tensor, *_: Any) -> tuple[Tensor, Tensor | None]:
-    """Where SELU is straight, and where it is 0 with another slope than 1."""
-    return elu_sides(x, *_SELU)
-
-
-def selu(sides: tuple[Tensor, Tensor | None], x: Tensor, *_: Any) -> Tensor:
-    """SELU on the recorded sides."""
-    return elu(sides, x, *_SELU)
-
-
 def prelu(pos: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """PReLU on the recorded side."""
     if weight.numel() > 1 and x.dim() > 1:
         weight = weight.view(1, -1, *(1,) * (x.dim() - 2))
     return torch.where(pos, x, weight * x)
+
+
+def _safe_prelu(input: Tensor, weight: Tensor) -> Tensor:
+    # At 0 the fused double backward takes another side than the backward.
+    return prelu(input > 0, input, weight)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -81,11 +77,6 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return write_back(input, F.relu6(input + 3) / 6, inplace)
 
 
-def _safe_prelu(input: Tensor, weight: Tensor) -> Tensor:
-    # At 0 the fused double backward takes another side than the backward.
-    return prelu(input > 0, input, weight)
-
-
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Softplus by comparisons, which are frozen."""
     x = beta * input
@@ -96,15 +87,14 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     return torch.where(x > threshold, input, torch.where(x == threshold, corner, curved))
 
 
-def bends(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> bool:
-    """Whether the kink of softplus is felt."""
-    # Softplus is straight above the threshold: from 20, the usual one, that changes it by 2e-9.
-    return threshold < 15
-
-
 def softsign(input: Tensor) -> Tensor:
     """Softsign by the modulus."""
     return input / (1 + input.abs())
+
+
+def _along(call: Call, rank: int) -> Container[int]:
+    dim = call.argument(1, "dim")
+    return (dim % rank,) if isinstance(dim, int) else range(rank)
 
 
 OPERATORS = (
@@ -122,15 +112,20 @@ OPERATORS = (
     Operator("rrelu rrelu_", LINEAR, elementwise, random=True),
     # smooth on each side
     Operator("elu elu_", sided(elu, elu_sides), elementwise),
-    Operator("selu selu_", sided(selu, selu_sides), elementwise),
+    Operator("selu selu_", sided(
+        lambda sides, x, *_: elu(sides, x, *_SELU), lambda x, *_: elu_sides(x, *_SELU)
+    ), elementwise),
     Operator("prelu", sided(prelu), affine=each, safe=lambda _: _safe_prelu),
     Operator("celu", composed(celu), elementwise),
     Operator("celu_", composed(partial(celu, inplace=True)), elementwise),
     Operator("hardswish", composed(hardswish), elementwise),
     Operator("hardswish_", composed(partial(hardswish, inplace=True)), elementwise),
     Operator("softsign", composed(softsign), elementwise),
-    Operator("softplus", composed(softplus, bends), elementwise),
+    # straight above the threshold: from 20, the usual one, that changes it by 2e-9
+    Operator("softplus", composed(
+        softplus, lambda input, beta=1.0, threshold=20.0: threshold < 15
+    ), elementwise),
     # smooth everywhere
     Operator("gelu silu mish sigmoid sigmoid_ tanh tanh_ logsigmoid tanhshrink", axes=elementwise),
-    Operator("softmax log_softmax softmin", axes=within(along_dim)),
+    Operator("softmax log_softmax softmin", axes=within(_along)),
 )  # fmt: skip

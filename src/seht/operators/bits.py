@@ -53,12 +53,6 @@ class Masked(torch.autograd.Function):
         return Masked.apply(grad, ctx.packed, False), None, None
 
 
-def masked(x: Tensor, packed: Any, *, in_place: bool) -> Tensor:
-    """x times the mask, of which autograd keeps the bits."""
-    out: Tensor = Masked.apply(x, packed, in_place)
-    return out
-
-
 @cache
 def _table(device: str, dtype: torch.dtype) -> Tensor:
     # Row b holds the eight entries that the bits of byte b stand for, the first in the highest bit

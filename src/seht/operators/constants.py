@@ -1,18 +1,31 @@
-"""Rules for what autograd holds constant: a perturbed pass gets what the centre pass got."""
+"""Rules for what autograd holds constant, and for random numbers: a perturbed pass gets what the
+centre pass got.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seht.operators.axes.arithmetic import additive, elementwise
-from seht.operators.operator import Operator, jointly, named
+from seht.operators.arithmetic import additive, elementwise
+from seht.operators.operator import Operator, by_name, jointly, named
 from seht.operators.orders import refuse_wrong
-from seht.operators.rules import KeepGraph, Mode, Recording, Rule, first, kept_or_run
+from seht.operators.pieces import LINEAR
+from seht.operators.rules import (
+    KeepGraph,
+    Mode,
+    Recording,
+    Rule,
+    first,
+    kept_or_run,
+    opened,
+    refused,
+)
 from seht.tensors.graph import REGISTER, heard_anyway, unheard
-from seht.tensors.memory import duplicate
+from seht.tensors.memory import duplicate, laid_out, layout_of
 from seht.tensors.trees import tensors
 
 
@@ -94,19 +107,22 @@ DETACHED = Rule(_detached_record, _detached_replay)
 """``detach_``."""
 
 
+_grad_arguments = by_name(torch.autograd.grad)
+
+
 def _gradient_record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if mode.cut:
         raise KeepGraph
     out = func(*args, **kwargs)
-    graph = kwargs.get("create_graph", args[4] if len(args) > 4 else False)
+    given = _grad_arguments(args, kwargs)
+    graph = given.get("create_graph", False)
     if graph:
         mode.spoil_prefix()  # every pass takes this gradient in its own graph
         if mode.watched:
             # Of a gradient through a fused norm: that of the loss is wrong, in any training.
-            ends = {**dict(zip(("outputs", "inputs"), args, strict=False)), **kwargs}
             refuse_wrong(
-                list(tensors(ends["outputs"])),
-                list(tensors(ends["inputs"])),
+                list(tensors(given["outputs"])),
+                list(tensors(given["inputs"])),
                 2,
                 "write the norm out in elementary operations, for the plain training, too",
                 "is differentiated by the closure and once more by the training, and",
@@ -143,6 +159,32 @@ HOOKED = Rule(_hooked_record, _hooked_replay, taped=False)
 """A hook on a tensor of the closure's: only in the pass that the user differentiates."""
 
 
+# --- random numbers -------------------------------------------------------------------------------
+# A mask is a decision of the centre's. Functions that draw one run again in every pass, from the
+# same random state, and draw the same numbers as long as what they are given lies in memory as it
+# did: random numbers are drawn in the order of memory. Where it does not (behind compiled code,
+# say), it is laid out anew first.
+
+
+def _drawn_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    layout = layout_of(args), layout_of(tuple(kwargs.values()))
+    return func(*args, **kwargs), layout
+
+
+def _drawn_replay(mode: Mode, layout: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return func(*args, **kwargs)
+    own = laid_out(args, layout[0])
+    named = laid_out(tuple(kwargs.values()), layout[1])
+    out = func(*own, **dict(zip(kwargs, named, strict=True)))
+    if isinstance(out, Tensor) and own and out is own[0] and out is not args[0]:
+        return args[0].copy_(out)  # it was to overwrite its argument
+    return out
+
+
+DRAWN = Rule(_drawn_record, _drawn_replay, always=True)
+"""It applies to constants, too: the mask of a dropout written by hand is one."""
+
 _DATA: Any = torch.Tensor.data
 OPERATORS = (
     Operator("""
@@ -166,6 +208,19 @@ OPERATORS = (
     Operator((torch.autograd.grad,), GRADIENT),
     Operator((torch.Tensor.backward,), BACKWARD),
     Operator(tuple(REGISTER), HOOKED),
+    # random numbers
+    Operator("""
+        dropout dropout_ dropout1d dropout2d dropout3d feature_dropout
+    """, DRAWN, additive, jointly),
+    Operator("alpha_dropout feature_alpha_dropout rand_like randn_like", DRAWN, elementwise),
+    Operator("""
+        alpha_dropout_ feature_dropout_ feature_alpha_dropout_ native_dropout randint_like uniform_
+        normal_ exponential_ geometric_ cauchy_ log_normal_ random_ binomial
+    """, DRAWN),
+    Operator("bernoulli bernoulli_ normal poisson", LINEAR, random=True),
+    Operator("multinomial", CONSTANT, random=True),
+    Operator("gumbel_softmax", opened(F.gumbel_softmax)),
+    Operator("_standard_gamma _sample_dirichlet", refused("has kinks")),
 )  # fmt: skip
 
 DETACH = frozenset([*named("detach to"), _DATA.__get__])

@@ -141,10 +141,6 @@ def _kinked(*args: Any, **kwargs: Any) -> bool:
     return not 2 <= _order(*args, **kwargs) < math.inf
 
 
-def _straight(x: Any, p: Any = None, **_: Any) -> bool:
-    return p in (1, -1, math.inf, -math.inf)
-
-
 OPERATORS = (
     Operator(named("norm vector_norm", torch.linalg.norm), norm("vector")),
     Operator((torch.linalg.norm,), norm("either")),
@@ -155,5 +151,7 @@ OPERATORS = (
     Operator("cdist", composed(cdist, _kinked), safe=_without_fused(cdist)),
     Operator("pdist", composed(pdist, _kinked), safe=_without_fused(pdist)),
     Operator("renorm renorm_", refused("has kinks")),
-    Operator("cond", refused("with p = 1 or inf has kinks", _straight)),
+    Operator("cond", refused(
+        "with p = 1 or inf has kinks", lambda x, p=None, **_: p in (1, -1, math.inf, -math.inf)
+    )),
 )  # fmt: skip

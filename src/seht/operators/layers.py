@@ -10,34 +10,41 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seht.errors import KinkError
-from seht.operators.operator import Depends, Operator, each, jointly, named
-from seht.operators.random_draws import DRAWN
-from seht.operators.rules import Mode, Rule, first, refused
+from seht.operators.constants import DRAWN
+from seht.operators.operator import Depends, Operator, by_name, each, jointly, named
+from seht.operators.rules import Mode, Rule, refused
 from seht.tensors.memory import laid_out, layout_of
 from seht.tensors.process import ATTENTION, without_cudnn
 
 
-def _padded_record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
-    if kwargs.get("max_norm", args[3] if len(args) > 3 else None) is not None:
-        raise KinkError(
-            "embedding with max_norm rewrites its weights in every pass, which the difference "
-            "engine cannot freeze; normalise the weights before the closure"
-        )
-    row = None if padding is None else (padding % len(weight), weight[padding].detach().clone())
-    return func(*args, **kwargs), row
+def _padded(function: Any, ids: str) -> Rule:
+    """Embeddings: to autograd the row of ``padding_idx`` is a constant."""
+    named_as = by_name(function)
+
+    def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        given = named_as(args, kwargs)
+        weight, padding = given["weight"], given.get("padding_idx")
+        if given.get("max_norm") is not None:
+            raise KinkError(
+                "embedding with max_norm rewrites its weights in every pass, which the difference "
+                "engine cannot freeze; normalise the weights before the closure"
+            )
+        if padding is not None and function is F.embedding:
+            padding %= len(weight)  # a negative one means none to torch.embedding
+        known = padding is not None and padding >= 0
+        row = (padding, weight[padding].detach().clone()) if known else None
+        return func(*args, **kwargs), row
+
+    def replay(mode: Mode, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if row is None:
+            return out
+        return torch.where((named_as(args, kwargs)[ids] == row[0]).unsqueeze(-1), row[1], out)
+
+    return Rule(record, replay)
 
 
-def _padded_replay(mode: Mode, row: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    out = func(*args, **kwargs)
-    if row is None:
-        return out
-    return torch.where((first(args, kwargs) == row[0]).unsqueeze(-1), row[1], out)
-
-
-PADDED = Rule(_padded_record, _padded_replay)
-"""Embeddings: to autograd the row of ``padding_idx`` is a constant."""
+PADDED = _padded(F.embedding, "input")
 
 
 def _bag_kink(
@@ -48,6 +55,10 @@ def _bag_kink(
 
 
 _BAG = refused("with mode='max' or max_norm has kinks", _bag_kink)
+_FUSED_BAG = refused(
+    "with mode='max' has kinks",
+    lambda weight, ids, offsets, scale=False, mode=0, *_, **__: mode == 2,
+)
 
 
 def _by_mathematics(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,11 +86,13 @@ def _without_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_embedding_arguments = by_name(F.embedding)
+
+
 def _rows(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
     """Embedding is affine, as it picks rows, unless it shortens them first."""
-    names = ("input", "weight", "padding_idx", "max_norm")
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    return jointly(given, args, kwargs) if bound.get("max_norm") is None else None
+    shortens = _embedding_arguments(args, kwargs).get("max_norm") is not None
+    return None if shortens else jointly(given, args, kwargs)
 
 
 OPERATORS = (
@@ -88,9 +101,12 @@ OPERATORS = (
         conv_transpose1d conv_transpose2d conv_transpose3d
     """, affine=each),
     Operator((F.embedding,), PADDED, affine=_rows, by_content=True),
-    Operator(named("embedding", F.embedding), affine=_rows, by_content=True),
+    Operator(
+        named("embedding", F.embedding), _padded(torch.embedding, "indices"),
+        affine=jointly, by_content=True,
+    ),
     Operator((F.embedding_bag,), _BAG, by_content=True),
-    Operator(named("embedding_bag", F.embedding_bag), by_content=True),
+    Operator(named("embedding_bag _embedding_bag", F.embedding_bag), _FUSED_BAG, by_content=True),
     Operator("lstm gru rnn_tanh", DRAWN, safe=_without_cudnn),
     Operator("rnn_relu", refused("has kinks"), safe=_without_cudnn),
     Operator("rnn_relu_cell", refused("has kinks")),

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.criteria import chosen, classes, entries
-from seht.operators.operator import Operator, argument_names, named
+from seht.operators.arithmetic import elementwise
+from seht.operators.axes import Axis, Call, Sum, Tag, bends, couples, first_of
+from seht.operators.operator import Operator, by_name, named
 from seht.operators.rules import Mode, composed, opened, refused, untaped
 
 
@@ -123,23 +124,23 @@ def _gaussian_nll(
 
 def _called_as(function: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The loss of each entry with the arguments of PyTorch's function, reduced as they say."""
-    names = argument_names(function)
+    named_as = by_name(function)
     average_of_weights = function is F.l1_loss
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = named_as(args, kwargs)
         reduction = given.pop("reduction", "mean")
         average, reduce = given.pop("size_average", None), given.pop("reduce", None)
         if reduce is False:
             reduction = "none"
         elif average is not None or reduce is not None:  # the old words for it
             reduction = "sum" if average is False else "mean"
-        entries = loss(**given)
+        each = loss(**given)
         if reduction != "mean":
-            return entries if reduction == "none" else entries.sum()
+            return each if reduction == "none" else each.sum()
         if average_of_weights and given.get("weight") is not None:
-            return entries.sum() / given["weight"].expand_as(entries).sum()
-        return entries.mean()
+            return each.sum() / given["weight"].expand_as(each).sum()
+        return each.mean()
 
     return call
 
@@ -156,6 +157,59 @@ def _kinked(name: str, loss: Callable[..., Tensor], *, safe: bool = False) -> li
         Operator(named(name, function), _FUSED),
     ]
 
+
+# --- how they carry the examples: each has its own loss, or they are added up ---------------------
+
+
+def _reduced(call: Call, tag: Tag | None) -> Tag | None:
+    """Added up or not: seen in what came out, as there are old names for ``reduction``, too."""
+    whole = call.out.dim() == 0 and isinstance(tag, Axis)
+    return Sum(call.name) if whole else tag
+
+
+def entries(call: Call) -> Tag | None:
+    """A loss of each entry: squared error, binary cross-entropy and the like."""
+    pair = [call.main()[0], call.argument(1, "target")]
+    if call.beside(*pair):  # weights that the examples have made: a mean divides by their sum
+        return couples(call)
+    shape = torch.broadcast_shapes(*(t.shape for t in pair))
+    whole = call.out.new_empty(()).expand(shape)  # what it is before it is reduced
+    return _reduced(call, elementwise(call._replace(out=whole)))
+
+
+def classes(call: Call) -> Tag | None:
+    """A loss of each row of logits: the classes lie along dimension 1, or are all there is."""
+    x, axis = call.main()
+    target = call.argument(1, "target")
+    others = call.beside(x)
+    total = first_of(Sum, [axis, *others])
+    if total is not None:
+        return bends(call, total)
+    column = 1 if x.dim() > 1 else 0
+    found = axis
+    if others:  # soft targets that the examples have made
+        mine = call.tag(target)
+        if call.beside(x, target) or (axis is not None and mine != axis):
+            return couples(call)
+        if not (isinstance(target, Tensor) and target.shape == x.shape):
+            return couples(call)
+        found = mine
+    if not isinstance(found, Axis):
+        return found
+    if found.dim == column:
+        return couples(call)
+    return _reduced(call, found.at(found.dim - (found.dim > column)))
+
+
+def chosen(call: Call) -> Tag | None:
+    """nll_loss: picks an entry of each row, and is linear in it."""
+    x, tag = call.main()
+    if isinstance(tag, Sum) and not call.beside(x):
+        return tag
+    return classes(call)
+
+
+# --- in float64 ----------------------------------------------------------------------------------
 
 MOST = 1 << 16
 """The most logits for which float64 does not slow a step down noticeably."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.arithmetic import spatial, within
+from seht.operators.arithmetic import within
 from seht.operators.operator import Operator, jointly, named
 from seht.operators.pieces import LINEAR, real_arguments, with_slopes
 from seht.operators.rules import Mode, Recording, Rule, first, opened, refused
@@ -85,7 +85,7 @@ def pooled(with_indices: Any, spatial: int, *, options: int, pair: bool = False)
 
 def _pools(n: int) -> Iterator[Operator]:
     """Pooling over ``n`` axes."""
-    alone = within(spatial(n))
+    alone = within(lambda _, rank: range(max(0, rank - n), rank))
     averages = named(f"avg_pool{n}d adaptive_avg_pool{n}d")
     yield Operator(averages, axes=alone, affine=jointly)
     yield Operator(named(f"lp_pool{n}d"), opened(getattr(F, f"lp_pool{n}d")), alone)

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.arithmetic import all_but_first, batch_normed, trailing, within
-from seht.operators.operator import Depends, Operator, argument_names, each
+from seht.operators.arithmetic import within
+from seht.operators.axes import Broken, Call, Tag
+from seht.operators.operator import Depends, Operator, by_name, each
 from seht.tensors.memory import laid_out, layout_of
 
 Formula = Callable[..., Tensor]
@@ -64,10 +66,6 @@ def _batch(
     return _affine(x, weight, bias, shape)
 
 
-def _training(input: Tensor, **given: Any) -> Tensor:
-    return _batch(input, **given | {"training": True})
-
-
 def _legit(input: Tensor, running_mean: Any = None, **given: Any) -> Tensor:
     """One name for two operators: the other has no statistics, and its flag in their place."""
     if isinstance(running_mean, bool):
@@ -109,7 +107,7 @@ def _fused(formula: Formula) -> Callable[[Any], Callable[..., Any]]:
     """Makes the replacement of an operator."""
 
     def safe(operator: Any) -> Callable[..., Any]:
-        names = argument_names(operator)
+        named = by_name(operator)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = {n: _detached(v) for n, v in kwargs.items()}
@@ -117,7 +115,7 @@ def _fused(formula: Formula) -> Callable[[Any], Callable[..., Any]]:
                 plain = operator(*map(_detached, args), **given)
             alone = isinstance(plain, Tensor)
             first = plain if alone else plain[0]
-            result = formula(**dict(zip(names, args, strict=False)) | kwargs).to(first.dtype)
+            result = formula(**named(args, kwargs)).to(first.dtype)
             result = laid_out(result, layout_of(first))
             return result if alone else (result, *plain[1:])
 
@@ -130,27 +128,47 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+_batch_norm_arguments = by_name(F.batch_norm)
+
+
 def _stored_statistics(given: list[frozenset[int]], args: Any, kwargs: dict[str, Any]) -> Depends:
     """Batch norm: with stored statistics a scale and a shift."""
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    stored = bound.get("running_mean") is not None and not bound.get("training", False)
+    found = _batch_norm_arguments(args, kwargs)
+    stored = found.get("running_mean") is not None and not found.get("training", False)
     return each(given, args, kwargs) if stored else None
 
 
+def _last(call: Call, rank: int) -> range:
+    return range(rank - len(call.argument(1, "normalized_shape")), rank)
+
+
+def _batch_axes(call: Call) -> Tag | None:
+    x, axis = call.main()
+    batch = call.argument(5, "training", False) or call.argument(1, "running_mean") is None
+    if batch and axis is not None and call.varies(x):
+        return Broken(
+            "BatchNorm in train mode makes every example depend on all others (put it in eval "
+            "mode, use GroupNorm or LayerNorm, or opt in with coupling='own' or "
+            "coupling='frozen', which estimate something else)"
+        )
+    return within(lambda *_: (1,))(call)
+
+
 OPERATORS = (
-    Operator("batch_norm", axes=batch_normed, affine=_stored_statistics, safe=_fused(_batch)),
+    Operator("batch_norm", axes=_batch_axes, affine=_stored_statistics, safe=_fused(_batch)),
     Operator("""
         native_batch_norm _batch_norm_impl_index _native_batch_norm_legit_functional
         cudnn_batch_norm miopen_batch_norm _batch_norm_no_update
         _native_batch_norm_legit_no_training
     """, safe=_fused(_batch)),
     Operator("_native_batch_norm_legit", safe=_fused(_legit)),
-    Operator("_batch_norm_with_update _batch_norm_with_update_functional", safe=_fused(_training)),
+    Operator("_batch_norm_with_update _batch_norm_with_update_functional", safe=_fused(
+        lambda **given: _batch(**given | {"training": True})
+    )),
     Operator("instance_norm", safe=_fused(_instance)),
-    Operator("layer_norm", axes=within(trailing), safe=_fused(_layer)),
+    Operator("layer_norm", axes=within(_last), safe=_fused(_layer)),
     Operator("native_layer_norm", safe=_fused(_layer)),
-    Operator("rms_norm", axes=within(trailing)),
-    Operator("group_norm", axes=within(all_but_first)),
+    Operator("rms_norm", axes=within(_last)),
+    Operator("group_norm", axes=within(lambda _, rank: range(1, rank))),
     Operator("_weight_norm _weight_norm_interface", safe=_fused(_weight)),
 )  # fmt: skip

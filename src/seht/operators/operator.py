@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from seht.operators.axes.axes import Follow
+from seht.operators.axes import Follow
 from seht.operators.rules import Rule
 
 Depends: TypeAlias = frozenset[int] | None
@@ -87,8 +87,8 @@ def named(names: str, *but: Any) -> tuple[Any, ...]:
     return tuple(f for f in dict.fromkeys(found) if f not in but)
 
 
-def argument_names(function: Any) -> tuple[str, ...]:
-    """The names of a function's arguments, in order; ask when importing, not when called."""
+def _argument_names(function: Any) -> tuple[str, ...]:
+    """The names of a function's arguments, in order."""
     if inspect.isfunction(function):
         return tuple(inspect.signature(function).parameters)
     schema = getattr(function, "_schema", None)
@@ -97,6 +97,12 @@ def argument_names(function: Any) -> tuple[str, ...]:
         schema = getattr(packet, packet.overloads()[0])._schema
     own = {"epsilon": "eps"}  # cuDNN's word
     return tuple(own.get(a.name, a.name) for a in schema.arguments)
+
+
+def by_name(function: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """Gives the arguments of a call of the function by their names; ask when importing."""
+    names = _argument_names(function)
+    return lambda args, kwargs: dict(zip(names, args, strict=False)) | kwargs
 
 
 _OPERATORS = frozenset(

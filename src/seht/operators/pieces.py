@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seht.errors import KinkError
-from seht.operators.bits import masked, pack
+from seht.operators.bits import Masked, pack
 from seht.operators.rules import Mode, Rule, called, first, write_back
 from seht.tensors.graph_need import kept_graph
 from seht.tensors.memory import laid_out, layout_of
@@ -53,7 +53,7 @@ def _relu_replay(mode: Mode, decision: Any, func: Any, args: Any, kwargs: Any) -
         kept = kept.permute(0, 3, 1, 2) if _is_image(kept) else kept
         return x.mul_(kept) if in_place else x * kept
     if form == _BITS:
-        return masked(x, kept, in_place=in_place)
+        return Masked.apply(x, kept, in_place)
     if form == _MASK:
         return x.mul_(kept) if in_place else x * kept
     if kept._version != version:
@@ -188,11 +188,9 @@ USERS_LINEAR = Rule(partial(_linear_record, users=True), _linear_replay)
 # --- a smooth formula on each side ----------------------------------------------------------------
 
 
-def _positive(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x > 0
-
-
-def sided(formula: Callable[..., Tensor], sides: Callable[..., Any] = _positive) -> Rule:
+def sided(
+    formula: Callable[..., Tensor], sides: Callable[..., Any] = lambda x, *_, **__: x > 0
+) -> Rule:
     """``formula(sides, x, ...)`` with the recorded sides: ``sides(x, ...)``, or x > 0."""
 
     def options(args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import get_testing_overrides, wrap_torch_function
 
 from seht.operators.constants import CONSTANT
 from seht.operators.pieces import USERS_LINEAR
@@ -62,35 +61,24 @@ def register_kink(function: Callable[..., Any], rule: Any = "constant") -> Calla
             raise ValueError(f"unknown rule {rule!r} (known: {', '.join(named)}, or a pair)")
         chosen = named[rule]
     elif isinstance(rule, tuple) and len(rule) == 2 and all(map(callable, rule)):
-        chosen = _users_rule(*rule)
+        record, replay = rule
+        chosen = Rule(
+            lambda mode, func, args, kwargs: record(*args, **kwargs),
+            lambda mode, decision, func, args, kwargs: replay(decision, *args, **kwargs),
+        )
     else:
         raise TypeError(f"rule must be a name or a pair (record, replay), not {rule!r}")
     if not callable(function):
         raise TypeError(f"function must be callable, not {type(function).__name__}")
-    if function in KINKS or function in _overridable():
+    if function in KINKS or function in get_testing_overrides():
         KINKS[function] = chosen
         return function
 
+    @wrap_torch_function(lambda *args, **kwargs: [*args, *kwargs.values()])
     def visible(*args: Any, **kwargs: Any) -> Any:
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if has_torch_function(tensors):
-            return handle_torch_function(visible, tensors, *args, **kwargs)
         return function(*args, **kwargs)
 
     visible.__name__ = getattr(function, "__name__", "operation")
     visible.__doc__ = function.__doc__
     KINKS[visible] = chosen
     return visible
-
-
-def _users_rule(record: Callable[..., Any], replay: Callable[..., Any]) -> Rule:
-    return Rule(
-        lambda mode, func, args, kwargs: record(*args, **kwargs),
-        lambda mode, decision, func, args, kwargs: replay(decision, *args, **kwargs),
-    )
-
-
-def _overridable() -> set[Any]:
-    from torch.overrides import get_testing_overrides
-
-    return set(get_testing_overrides())

@@ -115,16 +115,14 @@ def depends(args: Any, kwargs: Any) -> bool:
     """Whether an argument may depend on the weights: constants need no freezing."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            if value.requires_grad or _within_transform(value):
+            # A tensor of torch.vmap never says that it requires a gradient.
+            if value.requires_grad or (
+                not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(value)
+            ):
                 return True
         elif isinstance(value, (tuple, list)) and depends(value, {}):
             return True
     return False
-
-
-def _within_transform(value: Tensor) -> bool:
-    """Whether this is a tensor of ``torch.vmap``, which never says that it requires a gradient."""
-    return not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(value)
 
 
 def write_back(x: Tensor, y: Tensor, in_place: bool) -> Tensor:

@@ -21,17 +21,14 @@ from seht.operators import (
     maxima,
     movement,
     norms,
-    random_draws,
-    scales,
 )
-from seht.operators.axes.axes import Follow
+from seht.operators.axes import Follow
 from seht.operators.operator import IN_PLACE, Affinity, Operator
 from seht.operators.rules import Rule
 
 _FAMILIES = (
-    *(activations, arithmetic, constants, distances, foreach, layers, losses, maxima, movement),
-    *(norms, random_draws, scales),
-)
+    activations, arithmetic, constants, distances, foreach, layers, losses, maxima, movement, norms,
+)  # fmt: skip
 
 OPERATORS: tuple[Operator, ...] = tuple(row for family in _FAMILIES for row in family.OPERATORS)
 

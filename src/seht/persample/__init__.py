@@ -1,9 +1,8 @@
 """SEHT-S, a probe for every example.
 
-- Where the examples lie: ``inputs.py`` (where they begin), ``tracking.py`` (followed from call to
-  call, by the rules in ``operators/axes/``), ``tags.py``, ``memory.py``, ``errors.py``;
-  ``inner.py`` (gradients that the closure takes itself), ``experiment.py`` (for functions without a
-  rule).
+- Where the examples lie: ``tags.py`` (where they begin, too), ``tracking.py`` (followed from call
+  to call, by the rules in ``operators/``), ``experiment.py`` (for functions without a rule),
+  ``memory.py``, ``errors.py``.
 - Their probes: ``signs.py``, ``products.py`` (a layer's product, and the one with the signs),
   ``weights.py`` and ``uses.py`` (where a weight meets them).
 - A layer with each example's own weights: ``layers.py`` (the table), ``norm_layers.py``,

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, Call, Sum, Tag, along, couples, divisors
+from seht.operators.axes import Axis, Call, Sum, Tag, along, couples, divisors
 from seht.operators.operator import IN_PLACE
 from seht.probes import generator
 from seht.tensors.trees import mapped, tensors
@@ -33,18 +33,12 @@ def ask(call: Call, random: Any) -> tuple[list[Tag | None], bool]:
     general = _answer(call, random, _made_up(call, constants=True))
     if general is not None:
         apart = all(tag is None or isinstance(tag, Axis) for tag in general)
-        if apart or not _constants(call):
+        given = zip(call.given, call.tags, strict=True)
+        # Are there constants whose values may matter?
+        if apart or not any(k is None and not call.varies(t) and t.numel() > 1 for t, k in given):
             return general, True
     found = _answer(call, random, _made_up(call, constants=False))
     return found or [couples(call)] * len(list(tensors(call.out))), False
-
-
-def _constants(call: Call) -> bool:
-    """Whether its arguments contain constants whose values may matter."""
-    return any(
-        tag is None and not call.varies(t) and t.numel() > 1
-        for t, tag in zip(call.given, call.tags, strict=True)
-    )
 
 
 def _made_up(call: Call, *, constants: bool) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """Per-sample layer rules: what an operation that uses a probed weight does with one per example.
 
-One entry of the table for each operation. ``Product`` entries say which dimension of the weight
+One entry of the table for each operation. Those of products say which dimension of the weight
 meets the channels of the input (``into``) and which those of the output (``out``):
 
     operation          weight               into   out
@@ -17,14 +17,14 @@ A weight that is used in any other way keeps one direction for all examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from seht.operators.axes.axes import Axis, Broken, along
+from seht.operators.axes import Axis, Broken, along
 from seht.operators.layers import PADDED
 from seht.operators.operator import named
 from seht.operators.rules import Mode, Recording, Rule, opened
@@ -50,34 +50,25 @@ class Bound(NamedTuple):
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    op: Any
+    op: Linear | Convolution
     turned: bool = False
     """The weight comes as (in, out)."""
+    extra: Sequence[int] = ()
+    """Zeros that x gets at its ends beforehand, as ``F.pad`` takes them."""
 
 
-class Product(NamedTuple):
-    """One line of the table above."""
-
-    bind: Callable[..., Bound | None]
-    into: int
-    out: int
-    channel: int
-    grouped: int | None = None
-    """Which of the weight's dimensions is repeated for each group."""
-
-
-def _product(form: Product) -> Rule:
+def _product(bind: Callable[..., Bound | None], into: int, out: int) -> Rule:
     def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         y = func(*args, **kwargs)
         tracker = tracker_of(mode)
-        bound = form.bind(*args, **kwargs)
+        bound = bind(*args, **kwargs)
         if bound is None or not tracker.weights.meets(tracker, bound.weight, bound.bias):
             tracker.follow(func, args, kwargs, y)
             return y, Use()
         rank = bound.x.dim()
-        features = (-1,) if form.channel == -1 else tuple(range(1, rank))
-        axis = tracker.axis(bound.x, func, features=features)
-        if isinstance(bound.op, Convolution) and rank != bound.weight.dim():
+        linear = isinstance(bound.op, Linear)
+        axis = tracker.axis(bound.x, func, features=(-1,) if linear else tuple(range(1, rank)))
+        if not linear and rank != bound.weight.dim():
             axis = None  # an image without a batch
         tracker.tag(y, axis)
         return y, use_of(mode, func, axis, bound.weight, bound.bias)
@@ -86,36 +77,34 @@ def _product(form: Product) -> Rule:
         signs = use.signs(mode)
         if signs is None or use.axis is None:
             return func(*args, **kwargs)
-        weight = signs.live(use.weight)
+        weight, bound = signs.live(use.weight), bind(*args, **kwargs)
+        assert bound is not None
         if weight is None:
             y = func(*args, **kwargs)
         else:
-            bound = form.bind(*args, **kwargs)
-            assert bound is not None
-            y = _perturbed(form, bound, signs, weight, use.axis)
-        return shifted(signs, use, y, form.channel)
+            y = _perturbed(bound, (into, out), signs, weight, use.axis)
+        return shifted(signs, use, y, bound.op.channel)
 
     return Rule(record, replay)
 
 
-def _perturbed(form: Product, bound: Bound, signs: Signs, slot: Slot, axis: Axis) -> Tensor:
+def _perturbed(bound: Bound, dims: tuple[int, int], signs: Signs, slot: Slot, axis: Axis) -> Tensor:
     """The product with each example's own weights."""
-    part, factors = slot
-    op, x = bound.op, bound.x
-    w = bound.weight.t() if bound.turned else bound.weight
+    part, op = slot.part, bound.op
+    x = F.pad(bound.x, bound.extra) if bound.extra else bound.x
 
-    def whole() -> Tensor:
-        return signs.shared(part).t() if bound.turned else signs.shared(part)
+    def turned(weight: Tensor) -> Tensor:
+        return weight.t() if bound.turned else weight
 
-    block = None if part.path else signs.block(part.name)
-    if block is not None and bound.turned:
-        block = block.t()
-    groups = getattr(op, "groups", 1)
-    times = [groups if form.grouped == d else 1 for d in (form.into, form.out)]
-    into = signs.placed(part, factors, form.into, axis, x, form.channel, times[0])
-    out = signs.placed(part, factors, form.out, axis, x, form.channel, times[1])
+    w = turned(bound.weight)
+    block = None if part.path else turned(signs.block(part.name))
+    # A group's share of a convolution's weight, its dimension 1, serves every group.
+    into, out = (
+        signs.placed(slot, dim, axis, x, op.channel, op.groups if dim == 1 else 1) for dim in dims
+    )
+    stepped = signs.stepped(part.name, id(out), out)
+    signed = second(op, x, block, lambda: turned(signs.shared(part)), into, stepped)
     step = signs.steps[part.name]
-    signed = second(op, x, block, whole, into, signs.stepped(part.name, id(out), out))
     if forward_ad._current_level >= 0:  # which knows no function of ours
         return plain_product(op, x, w, bound.bias, signed, step)
     if signs.frugal and axis.dim == 0:
@@ -148,14 +137,14 @@ def _convolution(
 ) -> Bound | None:  # fmt: skip
     k = weight.dim() - 2
     wide = _many(dilation, k)
+    extra: list[int] = []
     if isinstance(padding, str):
         total = [d * (s - 1) for d, s in zip(wide, weight.shape[2:], strict=True)]
         padding = 0 if padding == "valid" else [t // 2 for t in total]
         if padding and any(t % 2 for t in total):  # one more on the right, as PyTorch has it
             extra = [side for t in reversed(total) for side in (0, t % 2)]
-            input = F.pad(input, extra)
     op = Convolution(_many(stride, k), _many(padding, k), wide, False, [0] * k, groups)
-    return Bound(input, weight, bias, op)
+    return Bound(input, weight, bias, op, extra=extra)
 
 
 def _transposed(
@@ -199,8 +188,8 @@ def _bilinear_replay(mode: Mode, use: Use, func: Any, args: Any, kwargs: Any) ->
     x1, x2, _, _ = _bilinear(*args, **kwargs)
     weight = signs.live(use.weight)
     if weight is not None:
-        into = signs.placed(*weight, 1, use.axis, x1, -1)
-        out = signs.placed(*weight, 0, use.axis, y, -1)
+        into = signs.placed(weight, 1, use.axis, x1, -1)
+        out = signs.placed(weight, 0, use.axis, y, -1)
         more = out * F.bilinear(x1 * into, x2, signs.shared(weight.part))
         y = y + signs.steps[weight.part.name] * more
     return shifted(signs, use, y, -1)
@@ -237,10 +226,10 @@ def _embedding_replay(mode: Mode, use: Use, func: Any, args: Any, kwargs: Any) -
     owners = use.axis.owners(ids.shape[use.axis.dim], signs.n).to(ids.device)
     owners = along(owners, use.axis.dim, ids.dim())
     direction = F.embedding(ids, signs.shared(slot.part))
-    rows = signs.matrix(*slot, 0)
+    rows = signs.matrix(slot, 0)
     if rows is not None:  # one sign for each (example, token), wherever the token stands
         direction = direction * rows[owners, ids].unsqueeze(-1)
-    columns = signs.matrix(*slot, 1)
+    columns = signs.matrix(slot, 1)
     if columns is not None:
         direction = direction * columns[owners.expand(ids.shape)]
     if padding is not None:
@@ -253,16 +242,13 @@ def _table_of(names: str, rule: Rule) -> dict[Any, Rule]:
 
 
 LAYERS: dict[Any, Rule] = {
-    F.linear: _product(Product(_linear, into=1, out=0, channel=-1)),
-    **_table_of("matmul mm __matmul__", _product(Product(_matmul, into=0, out=1, channel=-1))),
-    **_table_of("addmm", _product(Product(_addmm, into=0, out=1, channel=-1))),
-    **_table_of(
-        "conv1d conv2d conv3d",
-        _product(Product(_convolution, into=1, out=0, channel=1, grouped=1)),
-    ),
+    F.linear: _product(_linear, into=1, out=0),
+    **_table_of("matmul mm __matmul__", _product(_matmul, into=0, out=1)),
+    **_table_of("addmm", _product(_addmm, into=0, out=1)),
+    **_table_of("conv1d conv2d conv3d", _product(_convolution, into=1, out=0)),
     **_table_of(
         "conv_transpose1d conv_transpose2d conv_transpose3d",
-        _product(Product(_transposed, into=0, out=1, channel=1, grouped=1)),
+        _product(_transposed, into=0, out=1),
     ),
     **_table_of("bilinear", Rule(_bilinear_record, _bilinear_replay)),
     F.embedding: Rule(_embedding_record, _embedding_replay),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seht.operators.axes.axes import Call, Tag
+from seht.operators.axes import Call, Tag
 from seht.operators.operator import named
 from seht.operators.table import BY_CONTENT
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis
-from seht.operators.operator import argument_names
+from seht.operators.axes import Axis
+from seht.operators.operator import by_name
 from seht.operators.rules import Mode, Recording, Rule
 from seht.persample.uses import Replaying, Use, shifted, tracker_of, use_of
 from seht.tensors.trees import stand_in
@@ -19,11 +19,11 @@ def norm(function: Any, channel: int) -> Rule:
     """Scale and shift of each example's own, on what the norm itself puts out; they lie along the
     ``channel`` 1 or the last dimensions.
     """
-    names = argument_names(function)
+    named = by_name(function)
 
     def record(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tracker = tracker_of(mode)
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = named(args, kwargs)
         weight, bias = given.get("weight"), given.get("bias")
         y = func(*args, **kwargs)
         probed = tracker.weights.probed(weight, bias)
@@ -39,7 +39,7 @@ def norm(function: Any, channel: int) -> Rule:
             return y
         weight = signs.live(use.weight)
         if weight is not None:
-            given = dict(zip(names, args, strict=False)) | kwargs
+            given = named(args, kwargs)
             hat = func(**{k: None if k in ("weight", "bias") else v for k, v in given.items()})
             own = signs.spread(weight, use.axis, y, channel)
             y = y + signs.steps[weight.part.name] * (own * hat)
@@ -63,11 +63,11 @@ def _held(given: dict[str, Any], mean: Tensor, var: Tensor) -> Tensor:
 
 def batch_norm() -> Rule:
     """Batch norm: as any norm in eval mode; in train mode with its statistics held, if asked."""
-    plain, names = norm(F.batch_norm, 1), argument_names(F.batch_norm)
+    plain, named = norm(F.batch_norm, 1), by_name(F.batch_norm)
 
     def record(mode: Recording, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tracker = tracker_of(mode)
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = named(args, kwargs)
         x, tag = given["input"], tracker.get(given["input"])
         batch = given.get("training", False) or given["running_mean"] is None
         if tracker.coupling != "frozen" or not batch or not isinstance(tag, Axis):
@@ -92,6 +92,6 @@ def batch_norm() -> Rule:
             return plain.replay(mode, use, func, args, kwargs)
         # Leaves of the perturbed graphs whose gradient goes on into the centre's statistics.
         leaves = [stand_in(part, cast(Replaying, mode).stand_ins) for part in held]
-        return _held(dict(zip(names, args, strict=False)) | kwargs, *leaves)
+        return _held(named(args, kwargs), *leaves)
 
     return Rule(record, replay)

@@ -14,13 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Linear(NamedTuple):
+class Linear:
     """x W^T + b."""
 
-    @property
-    def channel(self) -> int:
-        """The dimension that meets the weight."""
-        return -1
+    channel, groups, transposed = -1, 1, False
+    """``channel`` is the dimension that meets the weight."""
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """The product."""
@@ -100,11 +98,10 @@ class Signed(NamedTuple):
         found: Tensor = self.op.back(g * self.out, x, self.shared).mul_(self.into)
         return found
 
-    def rows(self, start: int, stop: int, count: int) -> Signed:
+    def rows(self, part: slice, count: int) -> Signed:
         """The same for some of the examples."""
-        return self._replace(
-            into=_cut(self.into, start, stop, count), out=_cut(self.out, start, stop, count)
-        )
+        into, out = (t[part] if len(t) == count else t for t in (self.into, self.out))
+        return self._replace(into=into, out=out)
 
 
 class Folded(Signed):
@@ -151,7 +148,7 @@ def second(
 
     ``block`` is what S repeats, None where there is no telling; ``whole`` makes all of S.
     """
-    plain = isinstance(op, Linear) or (op.groups == 1 and not op.transposed)
+    plain = op.groups == 1 and not op.transposed
     if block is None or not plain or x.numel() < _WORTH:
         return Signed(op, whole(), into, out)
     return Folded(op, block, into, out)
@@ -171,26 +168,22 @@ class PerturbedProduct(torch.autograd.Function):
         """Two products."""
         y: Tensor = op.forward(x, w, b)
         signed.add_to(y, x)
-        ctx.op, ctx.bias, ctx.signed = op, b is not None, signed
-        ctx.save_for_backward(x, w, e, *([] if b is None else [b]))
+        ctx.op, ctx.signed = op, signed
+        ctx.save_for_backward(x, w, b, e)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         """Three products as ever, and one more."""
-        x, w, e, *bias = ctx.saved_tensors
+        x, w, b, e = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled():  # to be differentiated again, which the products below are not
-            given = [x, w, *bias, e]
-            wanted = [needs[1], needs[2], *([needs[3]] if bias else []), needs[5]]
-            y = plain_product(ctx.op, x, w, bias[0] if bias else None, ctx.signed, e)
-            picked = [t for t, need in zip(given, wanted, strict=True) if need]
+            y = plain_product(ctx.op, x, w, b, ctx.signed, e)
+            given = zip((None, x, w, b, None, e), needs, strict=True)
+            picked = [t for t, need in given if need]
             found = iter(torch.autograd.grad(y, picked, g, create_graph=True, allow_unused=True))
-            parts = [next(found) if need else None for need in wanted]
-            gb = parts[2] if bias else None
-            return None, parts[0], parts[1], gb, None, parts[-1]
-        wanted = [needs[1], needs[2], ctx.bias and needs[3]]
-        gx, gw, gb = ctx.op.backward(g, x, w, wanted)
+            return tuple(next(found) if need else None for need in needs)
+        gx, gw, gb = ctx.op.backward(g, x, w, list(needs[1:4]))
         ge = None
         if needs[1] or needs[5]:
             more = ctx.signed.back(g, x)
@@ -216,13 +209,8 @@ def frugal_product(op: Any, x: Tensor, w: Tensor, b: Tensor | None, signed: Sign
     pieces save no more of it, and cost time.
     """
     y: Tensor = op.forward(x, w, b)
-    count = len(x)
-    piece = max(1, -(-count // 2))
-    for start in range(0, count, piece):
-        stop = start + piece
-        signed.rows(start, stop, count).add_to(y[start:stop], x[start:stop])
+    half = max(1, -(-len(x) // 2))
+    for start in range(0, len(x), half):
+        part = slice(start, start + half)
+        signed.rows(part, len(x)).add_to(y[part], x[part])
     return y
-
-
-def _cut(t: Tensor, start: int, stop: int, count: int) -> Tensor:
-    return t[start:stop] if t.shape[0] == count else t

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis, axis_from
+from seht.operators.axes import Axis, axis_from
 from seht.operators.rules import Mode, Rule, composed, untaped
 from seht.persample.tags import Tags
 
@@ -50,28 +50,28 @@ def _layer(
     """One layer in one direction; with ``sizes`` the input is packed."""
     w_ih, w_hh, b_ih, b_hh = weights[:4]
     gates = F.linear(x, w_ih, b_ih)
-    steps = gates.unbind(0) if sizes is None else gates.split(sizes)
+    steps = list(gates.unbind(0) if sizes is None else gates.split(sizes))
+    counts = [x.shape[1]] * len(steps) if sizes is None else sizes
+    if back:
+        steps, counts = steps[::-1], counts[::-1]
+    alive, first = counts[0], state
+    if sizes is not None:
+        state = tuple(s[:alive] for s in first)
     outputs: list[Tensor] = []
-    if sizes is None:
-        for step in reversed(steps) if back else steps:
-            state = cell(step, state, w_hh, b_hh)
-            outputs.append(state[0])
-        return torch.stack(outputs[::-1] if back else outputs), state
-    first = state
     ended: list[Any] = []
-    state = tuple(s[: sizes[-1 if back else 0]] for s in first)
-    for step, size in zip(*((steps[::-1], sizes[::-1]) if back else (steps, sizes)), strict=True):
-        alive = len(state[0])
+    for step, size in zip(steps, counts, strict=True):
         if size < alive:  # the shortest sequences have ended
             ended.append(tuple(s[size:] for s in state))
             state = tuple(s[:size] for s in state)
         elif size > alive:  # backwards they begin
             state = tuple(torch.cat([s, f[alive:size]]) for s, f in zip(state, first, strict=True))
+        alive = size
         state = cell(step, state, w_hh, b_hh)
         outputs.append(state[0])
     if ended:
         state = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
-    return torch.cat(outputs[::-1] if back else outputs), state
+    outputs = outputs[::-1] if back else outputs
+    return torch.stack(outputs) if sizes is None else torch.cat(outputs), state
 
 
 def _stack(

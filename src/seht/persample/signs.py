@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
-from seht.operators.axes.axes import Axis, along, line, varying_dims
+from seht.operators.axes import Axis, along, line, varying_dims
 from seht.persample.weights import Part
 from seht.task import Probe
 
@@ -38,22 +38,25 @@ def _block(size: int) -> int:
     return found if 2 * found > min(size, _BLOCK) else size
 
 
-class Factors(NamedTuple):
-    """Along which dimension of a (view of a) weight r and q lie, and in which order."""
+class Slot(NamedTuple):
+    """A probed weight, or a view of it, in a call: along which of its dimensions r and q lie, and
+    in which order.
+    """
 
+    part: Part
     rows: tuple[int, Tensor | None]
     columns: tuple[int, Tensor | None] | None
 
 
-def factorise(part: Part, weight: Tensor) -> Factors | None:
-    """How the signs of a weight lie in a view of it; None if they are no product there."""
+def slot_of(part: Part, weight: Tensor) -> Slot | None:
+    """None if the signs of the weight are no product in this view."""
     if not part.path:
-        return Factors((0, None), (1, None) if weight.dim() > 1 else None)
+        return Slot(part, (0, None), (1, None) if weight.dim() > 1 else None)
     rows = _line(part, weight, 0)
     columns = _line(part, weight, 1) if weight.dim() > 1 else None
     if rows is None or (weight.dim() > 1 and columns is None):
         return None
-    return Factors(rows, columns)
+    return Slot(part, rows, columns)
 
 
 def _line(part: Part, weight: Tensor, dim: int) -> tuple[int, Tensor] | None:
@@ -63,13 +66,6 @@ def _line(part: Part, weight: Tensor, dim: int) -> tuple[int, Tensor] | None:
     if len(varying) > 1 or view.dim() == 0:
         return None
     return varying[0], line(view, varying[0])
-
-
-class Slot(NamedTuple):
-    """A probed weight in a call."""
-
-    part: Part
-    factors: Factors
 
 
 class Signs:
@@ -141,32 +137,31 @@ class Signs:
 
         return self._cached(("block", name), make)
 
-    def matrix(self, part: Part, factors: Factors, dim: int) -> Tensor | None:
+    def matrix(self, slot: Slot, dim: int) -> Tensor | None:
         """The signs over a dimension of the view, (n, size); None if all of them are 1."""
         found: Tensor | None = None
-        for which, place in enumerate((factors.rows, factors.columns)):
+        for which, place in enumerate((slot.rows, slot.columns)):
             if place is None or place[0] != dim:
                 continue
-            signs = self._drawn(part.name, which)
+            signs = self._drawn(slot.part.name, which)
             signs = signs if place[1] is None else signs[:, place[1]]
             found = signs if found is None else found * signs
         return found
 
     def placed(
-        self, part: Part, factors: Factors, dim: int, axis: Axis, like: Tensor, channel: int,
-        times: int = 1,
-    ) -> Tensor:  # fmt: skip
+        self, slot: Slot, dim: int, axis: Axis, like: Tensor, channel: int, times: int = 1
+    ) -> Tensor:
         """The signs over ``dim`` of a weight, for ``like`` with its channels and its examples."""
-        size, rank = like.shape[axis.dim], like.dim()
+        part, size, rank = slot.part, like.shape[axis.dim], like.dim()
         channel %= rank
         view = id(part) if part.path else 0
         key = ("in", part.name, view, dim, axis, size, rank, channel, times)
 
         def make() -> Tensor:
-            signs = self.matrix(part, factors, dim)
+            signs = self.matrix(slot, dim)
             if signs is None:
                 return like.new_ones([1] * rank)
-            signs = self.owned(signs.repeat(1, times) if times > 1 else signs, axis, size)
+            signs = self._owned(signs.repeat(1, times) if times > 1 else signs, axis, size)
             shape = [1] * rank
             shape[axis.dim], shape[channel] = signs.shape
             return (signs if axis.dim < channel else signs.t()).reshape(shape)
@@ -177,7 +172,7 @@ class Signs:
         """Signs times the step, without a graph."""
         return self._cached(("out", name, key), lambda: signs * self.steps[name].detach())
 
-    def owned(self, signs: Tensor, axis: Axis, size: int) -> Tensor:
+    def _owned(self, signs: Tensor, axis: Axis, size: int) -> Tensor:
         """Rows for the indices along an axis from rows for the examples."""
         if axis.owner is None and axis.inner == 1 and size == self.n:
             return signs
@@ -195,7 +190,7 @@ class Signs:
         key = ("spread", part.name, id(part) if part.path else 0, axis, size, rank, channel)
 
         def make() -> Tensor:
-            whole = self.owned(self._whole(*slot), axis, size)
+            whole = self._owned(self._whole(slot), axis, size)
             own = whole.shape[1:]
             shape = [1] * rank
             shape[axis.dim] = size
@@ -205,12 +200,12 @@ class Signs:
 
         return self._cached(key, make)
 
-    def _whole(self, part: Part, factors: Factors) -> Tensor:
+    def _whole(self, slot: Slot) -> Tensor:
         """Every example's own direction, (n, *shape)."""
-        direction = self.shared(part).unsqueeze(0)
+        direction = self.shared(slot.part).unsqueeze(0)
         rank = direction.dim() - 1
         for dim in range(min(rank, 2)):
-            signs = self.matrix(part, factors, dim)
+            signs = self.matrix(slot, dim)
             if signs is not None:
                 shape = [self.n, *(-1 if d == dim else 1 for d in range(rank))]
                 direction = direction * signs.view(shape)

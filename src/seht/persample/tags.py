@@ -1,15 +1,23 @@
-"""The tags of one centre pass, which say where the examples lie in each tensor."""
+"""The tags of one centre pass, which say where the examples lie in each tensor, and where the
+examples begin: in the model's inputs.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import BackwardCFunction
+from torch.nn.utils.rnn import PackedSequence
 
-from seht.operators.axes.axes import Axis, Broken, Sum, Tag
-from seht.persample.errors import no_sum
+from seht.operators.axes import Axis, Broken, Sum, Tag, axis_from
+from seht.operators.rules import called
+from seht.persample.errors import TRANSFORMED, no_sum
 from seht.persample.memory import Layout
 from seht.persample.weights import ProbedWeights
 from seht.tensors.memory import root_of
@@ -36,6 +44,9 @@ class Tags:
         """The model's tensors, which belong to no example."""
         self.hidden = False
         """Inside the forward of a custom Function, where what is computed looks constant."""
+        self._model = model
+        self._depth = 0
+        """How many calls of the model, or of its parts, are under way."""
         self._since = since
         """Graph nodes made from now on are the closure's."""
         self._tags: dict[int, tuple[weakref.ref[Tensor], Tag | None, int]] = {}
@@ -139,16 +150,15 @@ class Tags:
         tag = self.get(tensor)
         rank = tensor.dim()
         taken = {d % rank for d in features} if rank else set()
-        name = getattr(func, "__name__", str(func))
         if isinstance(tag, Axis):
             if tag.dim in taken:
-                raise no_sum(f"{name} works along the examples", self.layout.dim)
+                raise no_sum(f"{called(func)} works along the examples", self.layout.dim)
             return tag
         if tag is not None:
             reason = (
                 tag.reason
                 if isinstance(tag, Broken)
-                else f"{tag.by} adds them up before they meet a weight, in {name}"
+                else f"{tag.by} adds them up before they meet a weight, in {called(func)}"
             )
             if self.coupling == "own":
                 return None
@@ -158,3 +168,59 @@ class Tags:
                 if 0 <= dim < rank and dim not in taken and tensor.shape[dim] == self.n:
                     return Axis(dim)
         return None
+
+    # --- where they begin: in the arguments of the model's outermost calls ------------------------
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tag what the outermost calls of the model are given."""
+        modules = list(self._model.modules()) if self.layout.deep else [self._model]
+        with ExitStack() as after:
+            for module in modules:
+                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                behind = module.register_forward_hook(self._leave, always_call=True)
+                after.callback(before.remove)
+                after.callback(behind.remove)
+            yield
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            with torch._C.DisableTorchFunction():
+                self._begin((args, kwargs))
+
+    def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        self._depth -= 1
+
+    def _begin(self, value: Any) -> None:
+        if isinstance(value, PackedSequence):
+            self._begin_packed(value)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                self._begin(item)
+        elif hasattr(value, "keys"):
+            for key in value:
+                self._begin(value[key])
+        elif isinstance(value, Tensor) and id(value) not in self.own:
+            if is_functorch_wrapped_tensor(value) and torch.is_grad_enabled():
+                raise no_sum(TRANSFORMED, self.layout.dim)
+            if not self._new(value):
+                return
+            for dim in (self.layout.dim, 1 - self.layout.dim):
+                if value.dim() > dim >= 0 and self.found(value.shape[dim]):
+                    self.tag(value, Axis(dim))
+                    return
+
+    def _new(self, value: Tensor) -> bool:
+        """Whether this is where examples begin; what the closure made on the way counts as an
+        input of the model (a slice of the batch), but not as one of a part of it (positions).
+        """
+        return not self.seen(value) if self.layout.deep else self.get(value) is None
+
+    def _begin_packed(self, value: PackedSequence) -> None:
+        count = int(value.batch_sizes[0])
+        if self.found(count) and self._new(value.data):
+            order = value.sorted_indices
+            order = torch.arange(count, device="cpu") if order is None else order
+            owners = [order[:k].cpu() for k in value.batch_sizes.tolist()]
+            self.tag(value.data, axis_from(0, torch.cat(owners), count))

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from seht.operators.axes.axes import Axis
+from seht.operators.axes import Axis
 from seht.operators.rules import Mode
-from seht.persample.signs import Signs, Slot, factorise
+from seht.persample.signs import Signs, Slot, slot_of
 from seht.persample.tracking import ExampleTracker
 from seht.tensors.trees import StandIns
 
@@ -54,12 +54,12 @@ def _slot(mode: Mode, func: Any, axis: Axis | None, tensor: Any) -> Slot | None:
     if axis is None:
         weights.share(part, f"{func.__name__} applies it to what is the same for all examples")
         return None
-    factors = factorise(part, weights[part.name])
-    if factors is None:
+    slot = slot_of(part, weights[part.name])
+    if slot is None:
         weights.share(part, f"{func.__name__} sees it through a view that mixes its dimensions")
         return None
     weights.varied.add(part.name)
-    return Slot(part, factors)
+    return slot
 
 
 def shifted(signs: Signs, use: Use, y: Tensor, channel: int) -> Tensor:

@@ -10,7 +10,7 @@ whole gradient, once (:func:`quiet`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,16 @@ def mark() -> int:
     return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
 
 
-def walk(start: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
+def parents(node: Any) -> list[Any]:
+    """The nodes behind one; None for a constant."""
+    return [parent for parent, _ in node.next_functions]
+
+
+def walk(
+    start: Iterable[Any],
+    ends: Container[Any] = (),
+    behind: Callable[[Any], Iterable[Any]] = parents,
+) -> Iterator[Any]:
     """Every node behind these, each once, and not past the ``ends``."""
     seen: set[Any] = set()
     stack = list(start)
@@ -41,7 +50,7 @@ def walk(start: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
         seen.add(node)
         yield node
         if node not in ends:
-            stack.extend(parent for parent, _ in node.next_functions)
+            stack.extend(behind(node))
 
 
 def node_of(tensor: Tensor) -> Any:

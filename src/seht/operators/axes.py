@@ -14,7 +14,7 @@ Each is a weaker statement than the one before: what has no tag has any axis, an
 is a sum of one term. A rule may answer with a weaker one, and never with a stronger one.
 
 What is constant to autograd cannot couple the examples, whatever was computed before.
-The rules are a column of the table of operators (``operators/table.py``).
+The rules are a column of the table of operators, with the families (``operators/table.py``).
 """
 
 from __future__ import annotations

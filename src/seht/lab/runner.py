@@ -17,7 +17,7 @@ from seht.errors import NonFiniteError, one_line
 from seht.lab import checkpoint, ending
 from seht.lab.ending import EXAMPLES, DivergedError, measures, spectrum
 from seht.lab.evaluate import TRACE_EXAMPLES, flatness, in_float
-from seht.lab.methods.early_stopping import score
+from seht.lab.methods.weights import score
 from seht.lab.optimizers import rate
 from seht.lab.places import alone, check_run
 from seht.lab.progress import Events, Watch

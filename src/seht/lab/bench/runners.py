@@ -24,7 +24,7 @@ from seht.curvature.boundary import Boundary
 from seht.engines import autograd
 from seht.estimators import Estimator
 from seht.lab.bench.cases import Problem
-from seht.lab.methods.fisher import fisher_trace
+from seht.lab.methods.terms import fisher_trace
 from seht.operators.safe_forms import safe_ops
 from seht.replay.state import Weights, norm
 from seht.task import Closure, Task

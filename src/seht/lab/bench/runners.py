@@ -72,13 +72,11 @@ class Runner:
         return self._collect()
 
     def _collect(self) -> Tensor:
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        parts = [
+            torch.zeros_like(p) if p.grad is None else p.grad
+            for p in self.problem.model.parameters()
+        ]
         return torch.cat([part.flatten() for part in parts])
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All parameters of the model."""
-        return list(self.problem.model.parameters())
 
 
 class Penalty(Runner):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seht.lab.config import Recipe
 from seht.lab.methods.base import Method, Run, at_least, share
@@ -49,14 +49,8 @@ class Ema(Method):
             else:  # how many batches BatchNorm has seen
                 self.average[name].copy_(value)
 
-    @contextmanager
-    def judged(self) -> Iterator[None]:
-        kept = _copied(self.model.state_dict())
-        self.model.load_state_dict(self.average)
-        try:
-            yield
-        finally:
-            self.model.load_state_dict(kept)
+    def judged(self) -> AbstractContextManager[None]:
+        return exchanged(self.model, self.average)
 
     def state_dict(self) -> dict[str, Any]:
         return {"average": self.average, "steps": self.steps}
@@ -67,7 +61,19 @@ class Ema(Method):
         self.steps = state["steps"]
 
 
-def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+@contextmanager
+def exchanged(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with these values of its parameters and buffers, for a while."""
+    state = model.state_dict()
+    kept = _copied({name: state[name] for name in values})
+    model.load_state_dict(values, strict=False)
+    try:
+        yield
+    finally:
+        model.load_state_dict(kept, strict=False)
+
+
+def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
 

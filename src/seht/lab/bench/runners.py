@@ -104,7 +104,6 @@ class Penalty(Runner):
         self.on = self.problem.quarter(draw) if self.quarter else None
 
     def run(self) -> None:
-        """The form's own call."""
         if self.lean:
             self.penalty.backward(self.problem.closure, on=self.on)
         else:
@@ -226,7 +225,6 @@ class SamStep(Runner):
     rho = 0.05
 
     def run(self) -> None:
-        """Climb, differentiate there, come back."""
         self.problem.closure().backward()
         every = self.problem.model.named_parameters()
         weights: dict[str, Tensor] = {name: p for name, p in every if p.grad is not None}
@@ -249,7 +247,6 @@ class FisherStep(Runner):
         self._context: Callable[[], Any] = nullcontext
 
     def prepare(self, draw: int) -> None:
-        """Which labels are drawn."""
         self._draw = draw
 
     def run(self) -> None:

@@ -144,7 +144,7 @@ class Errors:
         """The median over some draws, the engine at the step it found for itself."""
         if row.truth is None:
             return None
-        runner = _ready(row.runner(self._problem, row.weight))
+        runner = _ready(row.runner(self._problem, SHARP))
         truths = {draw: self._truth(row, draw) for draw in runner.drawn(self._draws)}
         # A small layer of which SEHT-D drew no entry has no gradient to be off from.
         errors = [relative_error(runner.gradient(d), t) for d, t in truths.items() if t.any()]
@@ -168,7 +168,7 @@ def draw_moments(
 
     Stops after ``seconds``, but not before eight draws.
     """
-    runner = _ready(row.runner(problem, row.weight))
+    runner = _ready(row.runner(problem, SHARP))
     end = time.perf_counter() + seconds
 
     def gradients() -> Iterable[Tensor]:

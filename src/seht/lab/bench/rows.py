@@ -10,7 +10,7 @@ from typing import Any
 import seht
 from seht.lab.bench import runners
 from seht.lab.bench.cases import Problem
-from seht.lab.bench.runners import SHARP, Runner
+from seht.lab.bench.runners import Runner
 
 CURVATURES = ("hessian", "ggn")
 Options = dict[str, Any]
@@ -45,8 +45,6 @@ class BenchRow:
     """The row with the same random draws, whose variance is measured (itself as a rule)."""
     divide: int = 1
     """How many independent draws of that row this one averages."""
-    weight: float = SHARP
-    """For error and variance: a large one, if the gradient is linear in it."""
 
     def runner(self, problem: Problem, weight: float = 1e-6) -> Runner:
         """A runner that is ready for steps; ``ValueError`` if the problem has none."""

@@ -138,7 +138,7 @@ class Errors:
     def __init__(self, problem: Problem, draws: int) -> None:
         self._problem, self._draws = problem, draws
         self._exact = problem.double()
-        self._truths: dict[tuple[str, int], Tensor] = {}
+        self._truths: dict[tuple[Callable[..., Runner], int], Tensor] = {}
 
     def of(self, row: BenchRow) -> float | None:
         """The median over some draws, the engine at the step it found for itself."""
@@ -152,13 +152,13 @@ class Errors:
 
     def _truth(self, row: BenchRow, draw: int) -> Tensor:
         assert row.truth is not None
-        name = (row.truth.name, draw)
-        if name not in self._truths:
-            exact = row.truth.make(self._exact, SHARP)
+        key = (row.truth, draw)
+        if key not in self._truths:
+            exact = row.truth(self._exact, SHARP)
             if isinstance(exact, Penalty):
                 exact.steady()  # float64 starts with a good step
-            self._truths[name] = exact.gradient(draw)
-        return self._truths[name]
+            self._truths[key] = exact.gradient(draw)
+        return self._truths[key]
 
 
 def draw_moments(

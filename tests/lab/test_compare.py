@@ -13,7 +13,6 @@ from small import FEW, digits, options, outcome, rows, start, timeless
 from stops import end, killed_and_continued
 
 from seht import PenaltyWarning, cli
-from seht.lab import compare as comparing
 from seht.lab import cost, search
 from seht.lab.compare import Comparison, Entry, compare
 from seht.lab.methods import METHODS as METHODS_OF_THE_LAB
@@ -402,4 +401,3 @@ def test_timeless_keeps_the_rest():
     assert timeless({"seconds": 1, "ratio_low": 2, "a": {"seconds_total": 1, "b": 2}}) == {
         "a": {"b": 2}
     }
-    assert comparing.clock(5) == "5 s" and comparing.clock(600) == "10 min"

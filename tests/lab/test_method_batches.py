@@ -8,9 +8,8 @@ from torch import nn
 from seht.lab import models
 from seht.lab.config import DataConfig, ModelConfig, OptimConfig, Recipe
 from seht.lab.methods.base import Batch, Run
-from seht.lab.methods.cutout import Cutout, cut
-from seht.lab.methods.dropblock import DropBlock, block_mask, drop_blocks, places
-from seht.lab.methods.mixup import Mixup
+from seht.lab.methods.batches import Cutout, Mixup, cut
+from seht.lab.methods.features import DropBlock, block_mask, drop_blocks, places
 
 
 def images(count=4, side=8):

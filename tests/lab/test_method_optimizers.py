@@ -8,9 +8,9 @@ from training import IMAGE, TEXT, Trainer
 
 import seht
 from seht.lab import models
-from seht.lab.methods.htr import HtrFull, HtrMiddle
-from seht.lab.methods.linbreg import LinBreg
+from seht.lab.methods.optimizers import LinBreg
 from seht.lab.methods.parse import parse
+from seht.lab.methods.trace import HtrFull, HtrMiddle
 from seht.probes import entry_seed, gaussian
 
 

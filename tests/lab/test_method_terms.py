@@ -10,16 +10,16 @@ from torch import nn
 from training import IMAGE, TEXT, Trainer
 
 from seht.lab.methods.base import Batch, Forward
-from seht.lab.methods.confidence_penalty import ConfidencePenalty
-from seht.lab.methods.fisher import fisher_trace
-from seht.lab.methods.jacobian import Jacobian, squared_jacobian
-from seht.lab.methods.label_smoothing import LabelSmoothing
+from seht.lab.methods.features import last_spatial, squared_cosines
 from seht.lab.methods.loss import cross_entropy
-from seht.lab.methods.mm_frl import (
+from seht.lab.methods.settings import LabelSmoothing
+from seht.lab.methods.terms import (
+    ConfidencePenalty,
+    Jacobian,
     NontargetUniform,
-    last_spatial,
+    fisher_trace,
     nontarget_divergence,
-    squared_cosines,
+    squared_jacobian,
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from seht import cli
 from seht.lab import report
+from seht.lab.paper import preset
 from seht.lab.report import figures
 from seht.lab.report.columns import curvature
 from seht.lab.report.load import load
@@ -309,6 +310,19 @@ def test_the_command_names_seeds_that_begin_elsewhere(tmp_path):
     asked = json.loads((tmp_path / "comparison.json").read_text())
     comparisons.write_json(tmp_path / "comparison.json", {**asked, "seeds": [7, 8]})
     assert "--seeds 2 --first-seed 7" in command(load(tmp_path))
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_command_of_rows_that_change_the_recipe_is_their_preset(tmp_path, small):
+    """No text of a method says what `optim.lr=0.1` does to the recipe: it could not be repeated."""
+    name = "wikitext2-gru-small" if small else "wikitext2-gru"
+    methods = [f"{row.method}@{row.changed}" for row in preset("dropout-gru").rows]
+    assert methods[1] == "weight-decay@model.dropout=0.1"
+    about = comparisons.recipe(name=name, data="wikitext2")
+    comparisons.comparison(tmp_path, methods, seeds=1, text=True, about=about)
+    said = command(load(tmp_path))
+    assert said.startswith(f"seht compare --preset dropout-gru {'--small ' * small}--seeds 1 ")
+    assert "--methods" not in said
 
 
 def test_the_methods_of_this_library_come_last(tmp_path):

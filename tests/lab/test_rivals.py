@@ -10,9 +10,9 @@ from torch import nn
 from training import IMAGE, RECIPES, Trainer
 
 from seht.lab.evaluate import evaluate
-from seht.lab.methods.early_stopping import since_best
+from seht.lab.methods.optimizers import sharpness_aware
 from seht.lab.methods.parse import parse
-from seht.lab.methods.sam import sharpness_aware
+from seht.lab.methods.weights import since_best
 from seht.lab.training import Training
 
 # --- ASAM -------------------------------------------------------------------------------------

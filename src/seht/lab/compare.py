@@ -24,6 +24,7 @@ from seht.lab.schedulers import Scheduler
 from seht.lab.schedulers.local import InTurn
 from seht.lab.training import Training, repeatable
 from seht.lab.trials import USUAL, Execution, Trial
+from seht.measure.numbers import duration
 
 Say = Callable[[str], None]
 """A function that prints a line of progress."""
@@ -216,7 +217,7 @@ def run(trials: Sequence[Trial], scheduler: Scheduler, say: Say) -> list[Result]
         results[trial.out] = result
         each = (time.monotonic() - begun) / (len(results) - before)
         rest = len(trials) - len(results)
-        ahead = f", about {clock(each * rest)} left" if rest else ""
+        ahead = f", about {duration(each * rest)} left" if rest else ""
         say(f"[{len(results)}/{len(trials)}] {trial.name}: {summary(result)}{ahead}")
 
     scheduler.run(left, done)
@@ -231,10 +232,3 @@ def summary(result: Result) -> str:
     words = ("test_top1", "test_perplexity", "valid_top1", "valid_perplexity")
     found = [f"{word.replace('_', ' ')} {last[word]:.2f}" for word in words if word in last]
     return ", ".join([*found, f"{result.seconds:.1f} s"])
-
-
-def clock(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3.4 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

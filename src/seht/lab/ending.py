@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from seht.lab.data.examples import generator
 from seht.lab.evaluate import LOSS_EXAMPLES, LOSS_TOKENS, in_float, judging
 from seht.lab.methods.base import Batch
 from seht.lab.methods.loss import plain_loss
+from seht.lab.methods.weights import exchanged
 from seht.lab.training import Training
 from seht.measure.robustness import rounded
 
@@ -103,8 +104,7 @@ def train_loss(training: Training) -> float:
 
 # --- rounded and disturbed weights ------------------------------------------------------------
 
-# Both act on the weights of two or more dimensions; biases and norms stay as they are. The weights
-# are as before when it is done.
+# Both act on the weights of two or more dimensions; biases and norms stay as they are.
 
 
 def robustness(model: nn.Module, measure: Callable[[], float], seed: int) -> dict[str, float]:
@@ -112,31 +112,17 @@ def robustness(model: nn.Module, measure: Callable[[], float], seed: int) -> dic
 
     What is not finite is left out.
     """
-    found = {}
-    for bits in BITS:
-        with changed(model, lambda w, bits=bits: rounded(w, bits)):  # type: ignore[misc]
-            found[f"{bits}bit"] = measure()
+    changes: dict[str, Callable[[Tensor], Tensor]]
+    changes = {f"{bits}bit": partial(rounded, bits=bits) for bits in BITS}
     for share in NOISE:
         draw = generator(seed, "weight noise", share)
-        with changed(model, lambda w, draw=draw, share=share: disturbed(w, share / 100, draw)):  # type: ignore[misc]
-            found[f"noise{share}"] = measure()
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-@contextmanager
-def changed(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Every weight of two or more dimensions changed, for a while."""
-    weights = [weight for weight in model.parameters() if weight.dim() >= 2]
-    kept = [weight.detach().clone() for weight in weights]
-    try:
-        with torch.no_grad():
-            for weight in weights:
-                weight.copy_(change(weight))
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, before in zip(weights, kept, strict=True):
-                weight.copy_(before)
+        changes[f"noise{share}"] = partial(disturbed, share=share / 100, draw=draw)
+    weights = {name: w.detach() for name, w in model.named_parameters() if w.dim() >= 2}
+    found = {}
+    for what, change in changes.items():
+        with exchanged(model, {name: change(weight) for name, weight in weights.items()}):
+            found[what] = measure()
+    return {what: value for what, value in found.items() if math.isfinite(value)}
 
 
 def disturbed(weight: Tensor, share: float, draw: torch.Generator) -> Tensor:

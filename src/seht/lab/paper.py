@@ -98,6 +98,11 @@ class Row:
     method: str
     changes: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def changed(self) -> str:
+        """What is changed, in words: part of the row's name."""
+        return ",".join(f"{name}={value}" for name, value in self.changes.items())
+
 
 @dataclass(frozen=True)
 class Preset:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from seht.commands.files import SUFFIX
-from seht.lab.records import RunError, writing
+from seht.lab.records import RunError, loads, writing
 
 RUN, COMPARISON = ("recipe", "method", "seed"), ("recipe", "methods", "seeds")
 """The keys by which our ``config.json`` and ``comparison.json`` are recognised."""
@@ -49,8 +47,8 @@ def _foreign(directory: Path) -> Path | None:
 
 def _has(file: Path, keys: Iterable[str]) -> bool:
     try:
-        found: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(found, dict) and all(key in found for key in keys)
 

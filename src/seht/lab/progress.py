@@ -40,13 +40,11 @@ class Lines(Watch):
         self.label, self.last = label, 0.0
 
     def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Remember how long the run is."""
         self.epochs = epochs
         if step:
             print(f"{self.label}: goes on at step {step:,}", flush=True)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Say it."""
         now = time.monotonic()
         if row["epoch"] == self.epochs or now - self.last >= 1:
             self.last = now
@@ -72,7 +70,6 @@ class Bar(Watch):
         self.task: Any = None
 
     def begin(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Draw it."""
         self.epochs, self.length = epochs, steps_per_epoch
         self.progress.start()
         self.task = self.progress.add_task(
@@ -80,7 +77,6 @@ class Bar(Watch):
         )
 
     def step(self, step: int) -> None:
-        """Move it."""
         epoch = min(self.epochs, step // self.length + 1)
         self.progress.update(self.task, completed=step, epoch=f"epoch {epoch}/{self.epochs}")
 
@@ -90,7 +86,6 @@ class Bar(Watch):
         self._show()
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Show the epoch's validation."""
         self.row = {name: value for name, value in row.items() if name.startswith("valid")}
         self._show()
 
@@ -98,7 +93,6 @@ class Bar(Watch):
         self.progress.update(self.task, figures=say({**self.means, **self.row}))
 
     def close(self) -> None:
-        """Leave it as it stands."""
         self.progress.stop()
 
 

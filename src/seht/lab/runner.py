@@ -17,7 +17,7 @@ from seht.errors import NonFiniteError, one_line
 from seht.lab import checkpoint, ending
 from seht.lab.ending import EXAMPLES, DivergedError, measures, spectrum
 from seht.lab.evaluate import TRACE_EXAMPLES, flatness, in_float
-from seht.lab.methods.early_stopping import score
+from seht.lab.methods.weights import score
 from seht.lab.optimizers import rate
 from seht.lab.places import alone, check_run
 from seht.lab.progress import Events, Watch
@@ -199,15 +199,14 @@ class _Loop:
             batches = training.data.eval_batches("train", EXAMPLES)
             found |= spectrum(model, batches, self.trial.seed, training.recipe.spectrum)
         write(self.record.model, checkpoint.to_bytes(training.model.state_dict()))
-        best = ending.figures(training, last, self.trial.test)
-        metrics = {"last": best | ending.robust(training, "last", self.trial.test)}
-        row = self.best["row"] if self.best else last
-        if self.best is not None and row["epoch"] != last["epoch"]:
+        figures = ending.figures(training, last, self.trial.test)
+        metrics = {"last": figures | ending.robust(training, "last", self.trial.test)}
+        best = self.best["row"] if self.best else last
+        if self.best is not None and best["epoch"] != last["epoch"]:
             training.model.load_state_dict(self.best["weights"])
-            best = ending.figures(training, row, self.trial.test)
-        metrics["best"] = (
-            best | ending.robust(training, "best", self.trial.test) | {"epoch": row["epoch"]}
-        )
+            figures = ending.figures(training, best, self.trial.test)
+        figures |= ending.robust(training, "best", self.trial.test)
+        metrics["best"] = figures | {"epoch": best["epoch"]}
         return self.result("done", None, training.step, metrics, found)
 
     def failed(self, error: Exception, steps: int) -> Result:

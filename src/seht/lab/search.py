@@ -209,34 +209,26 @@ def score(results: Sequence[Result]) -> tuple[float, float]:
 BUDGET = 7
 """The default number of candidates of a row."""
 
-WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1)
-FINE = (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
-PAPER: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
+Grid = dict[str, dict[str, tuple[Any, ...]]]
+"""The values to try, by method and option."""
+WEIGHTS: dict[str, tuple[Any, ...]] = {"weight": (1e-4, 1e-3, 1e-2, 1e-1)}
+FINE: dict[str, tuple[Any, ...]] = {"weight": (1e-3, 5e-3, 1e-2, 5e-2, 1e-1)}
+_TRACES, _LOSSES = ("seht-h", "seht-d", "seht-s"), ("confidence-penalty", "label-smoothing")
+PAPER: dict[str, Grid] = {
     # Section 4, by task: the weight, and for images SEHT-D's maxIter and p; SEHT-S as
     # SEHT-H. For CIFAR-100 it names one grid of weights for all, and nothing else.
     "image": {
-        "seht-h": {"weight": WEIGHTS},
-        "seht-d": {"weight": WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
-        "seht-s": {"weight": WEIGHTS},
-        "confidence-penalty": {"weight": FINE},
-        "label-smoothing": {"weight": FINE},
+        **dict.fromkeys(_TRACES, WEIGHTS),
+        **dict.fromkeys(_LOSSES, FINE),
+        "seht-d": {**WEIGHTS, "probes": (1, 5, 10), "prob": (0.01, 0.05)},
     },
-    "cifar100": {
-        name: {"weight": WEIGHTS}
-        for name in ("seht-h", "seht-d", "seht-s", "confidence-penalty", "label-smoothing")
-    },
-    "text": {
-        "seht-h": {"weight": FINE},
-        "seht-d": {"weight": FINE},
-        "seht-s": {"weight": FINE},
-        "confidence-penalty": {"weight": FINE},
-        "label-smoothing": {"weight": FINE},
-    },
+    "cifar100": dict.fromkeys((*_TRACES, *_LOSSES), WEIGHTS),
+    "text": dict.fromkeys((*_TRACES, *_LOSSES), FINE),
 }
 """The paper's."""
 _HALF_DECADES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8)  # p / (1 - p) about doubles from one to the next
-FAIR: dict[str, dict[str, tuple[Any, ...]]] = {
+FAIR: Grid = {
     "weight-decay": {"weight": (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)},
     "linbreg": {"weight": _HALF_DECADES},
     "jacobian": {"weight": _HALF_DECADES},
@@ -263,7 +255,7 @@ FAIR: dict[str, dict[str, tuple[Any, ...]]] = {
 """Seven values each."""
 
 
-def grid_of(recipe: Recipe) -> tuple[dict[str, dict[str, tuple[Any, ...]]], int | None]:
+def grid_of(recipe: Recipe) -> tuple[Grid, int | None]:
     """The options to try, by method, and how many candidates a row may have."""
     experiment = recipe.name.removesuffix("-small")
     if experiment in ("cifar10", "cifar100", "wikitext2-lstm", "wikitext2-gru"):

@@ -138,13 +138,13 @@ class Errors:
     def __init__(self, problem: Problem, draws: int) -> None:
         self._problem, self._draws = problem, draws
         self._exact = problem.double()
-        self._truths: dict[tuple[str, int], Tensor] = {}
+        self._truths: dict[tuple[Callable[..., Runner], int], Tensor] = {}
 
     def of(self, row: BenchRow) -> float | None:
         """The median over some draws, the engine at the step it found for itself."""
         if row.truth is None:
             return None
-        runner = _ready(row.runner(self._problem, row.weight))
+        runner = _ready(row.runner(self._problem, SHARP))
         truths = {draw: self._truth(row, draw) for draw in runner.drawn(self._draws)}
         # A small layer of which SEHT-D drew no entry has no gradient to be off from.
         errors = [relative_error(runner.gradient(d), t) for d, t in truths.items() if t.any()]
@@ -152,13 +152,13 @@ class Errors:
 
     def _truth(self, row: BenchRow, draw: int) -> Tensor:
         assert row.truth is not None
-        name = (row.truth.name, draw)
-        if name not in self._truths:
-            exact = row.truth.make(self._exact, SHARP)
+        key = (row.truth, draw)
+        if key not in self._truths:
+            exact = row.truth(self._exact, SHARP)
             if isinstance(exact, Penalty):
                 exact.steady()  # float64 starts with a good step
-            self._truths[name] = exact.gradient(draw)
-        return self._truths[name]
+            self._truths[key] = exact.gradient(draw)
+        return self._truths[key]
 
 
 def draw_moments(
@@ -168,7 +168,7 @@ def draw_moments(
 
     Stops after ``seconds``, but not before eight draws.
     """
-    runner = _ready(row.runner(problem, row.weight))
+    runner = _ready(row.runner(problem, SHARP))
     end = time.perf_counter() + seconds
 
     def gradients() -> Iterable[Tensor]:

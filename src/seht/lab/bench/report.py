@@ -11,10 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import seht
 from seht.lab.bench.results import CaseResult, RowResult, Settings
+from seht.lab.records import versions
 from seht.measure.page.drawing import fill
 
 HERE = Path(__file__).parent
@@ -29,9 +27,7 @@ def machine(threads: int) -> dict[str, Any]:
         "threads": threads,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.system() + " " + platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "seht": seht.__version__,
+        **versions(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seht.lab.bench.cases import CASES
 from seht.lab.bench.rows import BenchRow
-
-Say = Callable[[str], None]
-"""A function that prints a line of progress."""
 
 
 @dataclass(frozen=True)

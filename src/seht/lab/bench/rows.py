@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import seht
 from seht.lab.bench import runners
 from seht.lab.bench.cases import Problem
-from seht.lab.bench.runners import SHARP, Runner
+from seht.lab.bench.runners import Runner
 
 CURVATURES = ("hessian", "ggn")
 Options = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RowTruth:
-    """What a row is compared with, run on a float64 copy of the problem."""
-
-    name: str
-    """Rows with the same name have the same truth."""
-    make: Callable[..., Runner] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -33,7 +24,10 @@ class BenchRow:
     label: str
     make: Callable[..., Runner] = field(repr=False)
     """Takes the problem and the penalty's weight."""
-    truth: RowTruth | None = None
+    truth: Callable[..., Runner] | None = field(default=None, repr=False)
+    """What its gradient is compared with, made as ``make`` does on a float64 copy of the problem;
+    rows with the same truth share it.
+    """
     curvature: str | None = None
     limit: float | None = None
     """Its cost in plain steps if only the passes counted."""
@@ -45,8 +39,6 @@ class BenchRow:
     """The row with the same random draws, whose variance is measured (itself as a rule)."""
     divide: int = 1
     """How many independent draws of that row this one averages."""
-    weight: float = SHARP
-    """For error and variance: a large one, if the gradient is linear in it."""
 
     def runner(self, problem: Problem, weight: float = 1e-6) -> Runner:
         """A runner that is ready for steps; ``ValueError`` if the problem has none."""
@@ -55,14 +47,12 @@ class BenchRow:
 
 def table() -> list[BenchRow]:
     """Every row, in the order of the report."""
-    truth = RowTruth("fisher", runners.FisherStep)
+    fisher = runners.FisherStep
     return [
         BenchRow("plain", "plain step", runners.Runner, limit=1.0, essential=True),
         *(row for curvature in CURVATURES for row in _penalties(curvature)),
         BenchRow("sam", "SAM", runners.SamStep, limit=2.0),
-        BenchRow(
-            "fisher", "one-sample Fisher", runners.FisherStep, truth, slow=True, same_draws="fisher"
-        ),
+        BenchRow("fisher", "one-sample Fisher", fisher, fisher, slow=True, same_draws="fisher"),
     ]
 
 
@@ -74,14 +64,14 @@ def _penalties(curvature: str) -> list[BenchRow]:
         name: str, label: str, what: Options, how: Options | None = None, **rest: Any
     ) -> BenchRow:
         """``what`` is estimated determines the reference value; ``how`` it is computed does not."""
-        truth = RowTruth(f"{curvature} {what}", _penalty(curvature=curvature, **what))
+        truth = _penalty(curvature=curvature, **what)
         make = _penalty(curvature=curvature, **what, **(how or {}))
         return BenchRow(
             key(name), label, make, truth, curvature, **{"same_draws": key(name), **rest}
         )
 
     short, scalar, lean = 2.0 if ggn else 3.0, "penalty(closure)", "penalty.backward(closure)"
-    five, truth = seht.SehtH(probes=5), RowTruth(f"{curvature} {{}}", _penalty(curvature=curvature))
+    five, truth = seht.SehtH(probes=5), _penalty(curvature=curvature)
     nested, fused = "nested autograd", partial(runners.Fused, curvature=curvature)
     plain: Options = {"slow": True, "same_draws": one}
     return [
@@ -108,5 +98,7 @@ def _penalties(curvature: str) -> list[BenchRow]:
     ]  # fmt: skip
 
 
+@cache
 def _penalty(**options: Any) -> Callable[..., Runner]:
+    """Makes such runners; for the same options it is the same function, and so the same truth."""
     return lambda problem, weight: runners.Penalty(problem, weight, **options)

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,23 +16,21 @@ from seht.errors import PenaltyWarning, brief
 from seht.lab.bench import memory, rows, timing
 from seht.lab.bench.accuracy import Errors, Estimated, Moments, draw_moments
 from seht.lab.bench.cases import CASES, Case
-from seht.lab.bench.results import FULL, CaseResult, RowResult, Say, Settings
+from seht.lab.bench.results import CaseResult, RowResult, Settings
 from seht.lab.bench.rows import BenchRow
 from seht.lab.bench.runners import Penalty, Runner
 from seht.lab.training import repeatable
 
 
-def to_stderr(text: str) -> None:
+def say(text: str) -> None:
     """Progress: one line as soon as something is known."""
     print(text, file=sys.stderr, flush=True)
 
 
-def bench(
-    names: Sequence[str] | None = None, settings: Settings = FULL, say: Say = to_stderr
-) -> list[CaseResult]:
-    """Measure these models (all by default)."""
+def bench(names: Sequence[str], settings: Settings) -> list[CaseResult]:
+    """Measure these models."""
     start = time.perf_counter()
-    benches = [_Bench(name, settings, say, start + settings.total) for name in names or CASES]
+    benches = [_Bench(name, settings, start + settings.total) for name in names]
     with repeatable(settings.threads), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", PenaltyWarning)  # of weights that no training would use
         # Time first, for all models: where time is short, it is the last to be left out.
@@ -46,10 +44,9 @@ def bench(
 class _Bench:
     """The measurements of one model."""
 
-    def __init__(self, name: str, settings: Settings, say: Say, end: float) -> None:
+    def __init__(self, name: str, settings: Settings, end: float) -> None:
         self.case: Case = CASES[name]
         self.settings, self.end = settings, end
-        self.say: Say = lambda text: say(f"{name}: {text}")
         own = self.case.rows
         self.table = [row for row in rows.table() if own is None or row.key in own]
         self.name, self.rows = name, {row.key: RowResult.empty(row) for row in self.table}
@@ -72,6 +69,10 @@ class _Bench:
             "variance": self._variances,
             "compiled": self._compiled,
         }[what]()
+
+    def say(self, text: str) -> None:
+        """Progress with this model."""
+        say(f"{self.name}: {text}")
 
     @property
     def late(self) -> bool:
@@ -104,16 +105,14 @@ class _Bench:
             notes.append(text)
             self.say(f"{key}: not measured: {text}")
 
-    def _runners(self, table: Sequence[BenchRow], problem: Any) -> Iterator[tuple[str, Runner]]:
-        for row in table:
-            try:
-                yield row.key, row.runner(problem)
-            except ValueError as error:
-                self._failed(row.key, error)
-
     def _time(self) -> None:
         problem = self.case.problem(self.settings.scale)
-        runners = dict(self._runners(self.table, problem))
+        runners: dict[str, Runner] = {}
+        for row in self.table:
+            try:
+                runners[row.key] = row.runner(problem)
+            except ValueError as error:
+                self._failed(row.key, error)
         found, clock = timing.time_rows(
             problem,
             runners,
@@ -137,26 +136,20 @@ class _Bench:
             runner = runners.get(key)
             if key in found and isinstance(runner, Penalty):
                 cost = timing.check_cost(clock, runner, found[key].ratio)
-                if cost is not None:
-                    self.notes.append(
-                        f"`{key}`: a step on which the engine checks itself costs {cost.ratio:.1f} "
-                        f"plain steps. {cost.first} of the first 1,000 penalised steps do, "
-                        f"{cost.average:.3f} plain steps more on average, "
-                        f"{cost.later:.3f} in the long run. Timed steps are those without."
-                    )
+                self.notes += [f"`{key}`: {cost}"] if cost else []
 
     def _compiled(self) -> None:
         """Time the essential rows on a compiled model; failures go into the notes."""
-        settings, notes, say = self.settings, self.notes, self.say
+        settings, notes = self.settings, self.notes
         if not settings.everything:
             notes.append("The compiled model was left out, to save time.")
             return
 
         def failed(key: str, error: Exception) -> None:
             notes.append(f"compiled `{key}`: not measured: {brief(error)}")
-            say(notes[-1])
+            self.say(notes[-1])
 
-        say("compiling, which takes minutes")
+        self.say("compiling, which takes minutes")
         problem = self.case.problem(settings.scale)
         table = [row for row in rows.table() if row.essential]
         try:
@@ -170,7 +163,7 @@ class _Bench:
                 budget=settings.budgets[self.name] / 2,
                 warm=math.inf,  # that is where things are compiled
                 failed=failed,
-                said=lambda key, t: say(f"compiled {key}: {t.ratios[-1]:.2f} plain steps"),
+                said=lambda key, t: self.say(f"compiled {key}: {t.ratios[-1]:.2f} plain steps"),
             )
         except Exception as error:  # a compiler may fail in any way
             failed("plain", error)

@@ -24,12 +24,13 @@ from seht.curvature.boundary import Boundary
 from seht.engines import autograd
 from seht.estimators import Estimator
 from seht.lab.bench.cases import Problem
-from seht.lab.methods.fisher import fisher_trace
+from seht.lab.methods.terms import fisher_trace
 from seht.operators.safe_forms import safe_ops
 from seht.replay.state import Weights, norm
 from seht.task import Closure, Task
 
 NEVER = 1 << 60
+STRATA = 3  # drawn steps of SEHT-D in a round of timing
 SHARP = 1e6
 """A weight so large that the loss's own gradient, which is subtracted, hardly matters."""
 
@@ -41,10 +42,11 @@ class Runner:
     """The probability that a step draws anything."""
 
     def __init__(self, problem: Problem, weight: float = 1e-6) -> None:
-        self.problem, self.weight = problem, weight
+        self.problem, self.weight, self.draw = problem, weight, 0
 
     def prepare(self, draw: int) -> None:
-        """Choose the random draw of the next run."""
+        """Choose the next draw; the same number draws the same probes in every runner."""
+        self.draw = draw
 
     def run(self) -> None:
         """Forward and backward passes of one step, into ``.grad``."""
@@ -72,13 +74,11 @@ class Runner:
         return self._collect()
 
     def _collect(self) -> Tensor:
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        parts = [
+            torch.zeros_like(p) if p.grad is None else p.grad
+            for p in self.problem.model.parameters()
+        ]
         return torch.cat([part.flatten() for part in parts])
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All parameters of the model."""
-        return list(self.problem.model.parameters())
 
 
 class Penalty(Runner):
@@ -106,7 +106,6 @@ class Penalty(Runner):
         self.on = self.problem.quarter(draw) if self.quarter else None
 
     def run(self) -> None:
-        """The form's own call."""
         if self.lean:
             self.penalty.backward(self.problem.closure, on=self.on)
         else:
@@ -166,13 +165,13 @@ class Penalty(Runner):
         places = len(ordered)
         return [ordered[int((i + shift) / count * places) % places] for i in range(count)]
 
-    def plan(self, turn: int, strata: int = 3) -> list[tuple[float, int]]:
+    def plan(self, turn: int) -> list[tuple[float, int]]:
         """An undrawn step, and drawn ones spread evenly over the order of their first layer."""
         if self._undrawn == 0:
             return [(1.0, turn)]
         empty, _ = _sorted_draws(self._estimator, self._count)
-        drawn = self.drawn(strata, shift=(0.5 + 0.618034 * turn) % 1)
-        share = self.chance / strata
+        drawn = self.drawn(STRATA, shift=(0.5 + 0.618034 * turn) % 1)
+        share = self.chance / STRATA
         return [(self._undrawn, empty), *((share, draw) for draw in drawn)]
 
 
@@ -195,11 +194,7 @@ class Fused(Runner):
 
     def __init__(self, problem: Problem, weight: float, curvature: str) -> None:
         super().__init__(problem, weight)
-        self.curvature, self._draw = curvature, 0
-
-    def prepare(self, draw: int) -> None:
-        """The same probes as :class:`Penalty`."""
-        self._draw = draw
+        self.curvature = curvature
 
     def run(self) -> None:
         """The engine ``autograd`` without its safe operators."""
@@ -208,7 +203,7 @@ class Fused(Runner):
             self.problem.closure,
             probes.choose(self.problem.model),
             seht.SehtH(),
-            probes.call_seed(0, self._draw),
+            probes.call_seed(0, self.draw),
             curvature=self.curvature,
         )
         assert isinstance(task, Task)
@@ -228,7 +223,6 @@ class SamStep(Runner):
     rho = 0.05
 
     def run(self) -> None:
-        """Climb, differentiate there, come back."""
         self.problem.closure().backward()
         every = self.problem.model.named_parameters()
         weights: dict[str, Tensor] = {name: p for name, p in every if p.grad is not None}
@@ -245,14 +239,7 @@ class FisherStep(Runner):
     tr(G): the draw depends on the weights too, and that part is missing.
     """
 
-    def __init__(self, problem: Problem, weight: float = 1e-6) -> None:
-        super().__init__(problem, weight)
-        self._draw = 0
-        self._context: Callable[[], Any] = nullcontext
-
-    def prepare(self, draw: int) -> None:
-        """Which labels are drawn."""
-        self._draw = draw
+    _context: Callable[[], Any] = nullcontext
 
     def run(self) -> None:
         """One pass with a graph of its gradient; fused attention has no such graph."""
@@ -276,6 +263,6 @@ class FisherStep(Runner):
     def _labels(self, z: Tensor) -> Tensor:
         # By inverting the distribution function, so that float64 draws what float32 draws.
         ladder = z.softmax(1).cumsum(1)
-        generator = torch.Generator().manual_seed(self._draw)
+        generator = torch.Generator().manual_seed(self.draw)
         u = torch.rand(len(z), 1, generator=generator).to(z.dtype)
         return torch.searchsorted(ladder, u).squeeze(1).clamp(max=z.shape[1] - 1)

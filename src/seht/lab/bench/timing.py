@@ -216,24 +216,12 @@ class _Turns:
         return ratio
 
 
-@dataclass(frozen=True)
-class CheckCost:
-    """What the engine's own checks cost."""
-
-    ratio: float
-    """A step with a check, in plain steps."""
-    first: int
-    """Checks among the first 1,000 penalised steps."""
-    average: float
-    """What they add to a step on average over those, in plain steps."""
-    later: float
-    """What they add in the long run."""
-
-
-def check_cost(clock: Clock, runner: Penalty, steady: float) -> CheckCost | None:
-    """Time a step with a check, and see in the engine's own schedule how often there is one."""
+def check_cost(clock: Clock, runner: Penalty, steady: float) -> str:
+    """What the engine's own checks cost: one step with a check is timed, and the engine's own
+    schedule says how often there is one. ``steady`` is a step without, in plain steps.
+    """
     if not runner.check_next():
-        return None
+        return ""
     runner.prepare(0)
     ratio = clock.ratio(runner, 0)
     runner.steady()
@@ -245,4 +233,8 @@ def check_cost(clock: Clock, runner: Penalty, steady: float) -> CheckCost | None
             schedule.search(lambda _: Look(0.0, 0.0, 1.0, 2.0, 2.0, 1.0, 0.0, share=1.0), 2.0, 2.0)
         schedule = schedule.used()
     extra = max(0.0, ratio - steady)
-    return CheckCost(ratio, first, extra * first / 1000, extra / schedule.gap)
+    return (
+        f"a step on which the engine checks itself costs {ratio:.1f} plain steps. {first} of the "
+        f"first 1,000 penalised steps do, {extra * first / 1000:.3f} plain steps more on average, "
+        f"{extra / schedule.gap:.3f} in the long run. Timed steps are those without."
+    )

@@ -223,18 +223,15 @@ def _preset(arguments: argparse.Namespace) -> tuple[Recipe, list[list[Entry]]]:
     preset = paper.preset(arguments.preset, arguments.small)
     recipe = chosen_recipe(arguments, preset.recipe)
     return recipe, [
-        [_entry(recipes.override(recipe, row.changes), row.method, row.changes)]
+        [_entry(recipes.override(recipe, row.changes), row.method, row.changed)]
         for row in preset.rows
     ]
 
 
-def _entry(
-    recipe: Recipe, text: str, changes: dict[str, str] | None = None, over_decay: bool = False
-) -> Entry:
+def _entry(recipe: Recipe, text: str, changes: str = "", over_decay: bool = False) -> Entry:
     from seht.lab.compare import Entry
     from seht.lab.methods.parse import parse
 
     spec = parse(text)
     spec.build(recipe)  # a method that does not fit should fail now, not after an hour
-    said = ",".join(f"{name}={value}" for name, value in (changes or {}).items())
-    return Entry(spec, recipe, said, over_decay)
+    return Entry(spec, recipe, changes, over_decay)

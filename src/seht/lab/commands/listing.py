@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 WHAT = ("recipes", "methods", "presets")
@@ -30,7 +31,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def lists(what: Any = WHAT) -> str:
+def lists(what: Sequence[str]) -> str:
     """The lists of these kinds, each under its title."""
     return "\n\n".join("\n".join([f"{kind}:", *_lines(kind)]) for kind in what)
 

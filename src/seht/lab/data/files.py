@@ -43,6 +43,11 @@ def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[str,
     return _verified(cache(), source)
 
 
+def places_of(data_dir: str | os.PathLike[str] | None) -> tuple[str | None, str | None]:
+    """What decides where files are found: part of the key of every cache of what was read."""
+    return str(data_dir) if data_dir else None, os.environ.get("SEHT_DATA")
+
+
 def named(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
     """A file of the user's own; also looked for in the current directory."""
     places = [*_places(data_dir), Path()]

@@ -24,8 +24,7 @@ def pictures(name: str, data_dir: str | os.PathLike[str] | None = None) -> Label
     """A data set of images, read once per process."""
     if name == "digits":
         return _digits()
-    # Two of the keys may change where the files are; the cache must not hide that.
-    return _cifar(name, str(data_dir) if data_dir else None, os.environ.get("SEHT_DATA"))
+    return _cifar(name, *files.places_of(data_dir))
 
 
 @functools.lru_cache(maxsize=1)
@@ -108,7 +107,7 @@ SEEN, SEEN_TEST = 2000, 2000  # each takes 7 ms
 def features(data_dir: str | os.PathLike[str] | None = None) -> Labelled:
     """``cifar10-lite0``: what :func:`seht.lab.models.lite0.bottom` makes of the images."""
     need("finetune", "cifar10-lite0")  # fails before the images are fetched
-    return _features(str(data_dir) if data_dir else None, os.environ.get("SEHT_DATA"))
+    return _features(*files.places_of(data_dir))
 
 
 @functools.lru_cache(maxsize=1)

@@ -85,10 +85,8 @@ def streams(tokens: Tensor, count: int) -> Tensor:
 
 def corpus(config: DataConfig, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
     """A text with the recipe's vocabulary, read once per process."""
-    named = os.environ.get("SEHT_DATA")
-    directory = str(data_dir) if data_dir else None
     cut = (config.size, config.validation or None)
-    return _corpus(config.name, *cut, config.vocabulary, directory, named)
+    return _corpus(config.name, *cut, config.vocabulary, *files.places_of(data_dir))
 
 
 @functools.lru_cache(maxsize=1)

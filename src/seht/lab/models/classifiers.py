@@ -227,11 +227,8 @@ class SmallBlock(nn.Module):
         conv, pool = (nn.Conv1d, nn.MaxPool1d) if dims == 1 else (nn.Conv2d, nn.MaxPool2d)
         # A norm would take the bias away again.
         self.conv = conv(inputs, outputs, 3, padding=1, bias=norm == "none")
-        self.norm, self.act, self.pool = (
-            normed(norm, outputs, dims),
-            activated(activation),
-            pool(2),
-        )
+        self.norm, self.act = normed(norm, outputs, dims), activated(activation)
+        self.pool = pool(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, half as high and wide."""

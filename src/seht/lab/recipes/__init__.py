@@ -14,7 +14,7 @@ from collections.abc import Callable
 from seht.errors import unknown
 from seht.lab.config import Recipe, check
 from seht.lab.fields import Field, fields, from_dict, identity, override, to_dict
-from seht.lab.recipes import few, noisy, other, paper
+from seht.lab.recipes import noisy, ours, paper
 
 __all__ = [
     "RECIPES",
@@ -32,12 +32,12 @@ _ORDER: tuple[Callable[[], Recipe], ...] = (
     *(paper.cifar10, paper.cifar100, paper.wikitext2_lstm, paper.wikitext2_gru),
     *(paper.cifar10_small, paper.cifar100_small),
     *(paper.wikitext2_lstm_small, paper.wikitext2_gru_small),
-    *(few.cifar10_low, few.cifar10_16, few.digits),
+    *(ours.cifar10_low, ours.cifar10_16, ours.digits),
     *(noisy.cifar10_noisy, noisy.cifar10_noisy_small, noisy.cifar10_low_noisy),
     *(noisy.cifar10_16_noisy, noisy.digits_noisy, noisy.cifar10_large_noisy),
-    *(other.cancer, noisy.cancer_noisy, other.italy_power, noisy.italy_power_noisy),
-    *(few.finetune, other.pydocs, other.gpt_small),
-    *(other.own_table, other.own_series, other.own_images),
+    *(ours.cancer, noisy.cancer_noisy, ours.italy_power, noisy.italy_power_noisy),
+    *(ours.finetune, ours.pydocs, ours.gpt_small),
+    *(ours.own_table, ours.own_series, ours.own_images),
 )
 RECIPES = {made.__name__.replace("_", "-"): made for made in _ORDER}
 """Every recipe by its name."""

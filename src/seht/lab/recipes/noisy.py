@@ -11,8 +11,14 @@ import dataclasses
 from typing import Any
 
 from seht.lab.config import Recipe
-from seht.lab.recipes.few import cifar10_16, cifar10_low, digits, gauss_newton
-from seht.lab.recipes.other import cancer, italy_power
+from seht.lab.recipes.ours import (
+    cancer,
+    cifar10_16,
+    cifar10_low,
+    digits,
+    gauss_newton,
+    italy_power,
+)
 from seht.lab.recipes.paper import cifar10, cifar10_small
 
 NOISE = 0.4

@@ -64,13 +64,12 @@ def show(directory: str | Path, power: float | None = None) -> None:
 
     from seht.lab.report import table, words
 
-    with _sense(directory):
-        rows = build(load(directory), power)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console.width = 120
     # Where nobody reads on, rich itself would end the program with exit code 1.
     with _sense(directory), console.capture() as text:
+        rows = build(load(directory), power)
         console.print(table.terminal(rows, console.width))
         console.print(words.brief(rows), soft_wrap=True)
     print(text.get(), end="")

@@ -183,8 +183,8 @@ def _gap(run: RunRecord) -> str:
 
 def command(comparison: ComparisonRecord) -> str:
     """The call that makes this comparison."""
-    parts = ["seht", "compare", comparison.name, "--methods", ",".join(comparison.methods)]
-    seeds = comparison.seeds
+    rows = _preset(comparison) or [comparison.name, "--methods", ",".join(comparison.methods)]
+    parts, seeds = ["seht", "compare", *rows], comparison.seeds
     parts += ["--seeds", str(len(seeds))]
     if seeds and seeds[0]:
         parts += ["--first-seed", str(seeds[0])]
@@ -192,6 +192,16 @@ def command(comparison: ComparisonRecord) -> str:
     for name, value in changes(comparison).items():
         parts += [f"--{name}", to_text(value)]
     return shlex.join([*parts, "--out", "DIR"])
+
+
+def _preset(comparison: ComparisonRecord) -> list[str]:
+    """The preset whose rows change the recipe, which no method's text can say; else nothing."""
+    for preset in paper.PRESETS.values():
+        rows = [f"{row.method}@{row.changed}" for row in preset.rows if row.changes]
+        if rows == comparison.methods and comparison.name.removesuffix("-small") == preset.recipe:
+            small = ["--small"] if comparison.name != preset.recipe else []
+            return ["--preset", preset.name, *small]
+    return []
 
 
 def changes(comparison: ComparisonRecord) -> dict[str, Any]:

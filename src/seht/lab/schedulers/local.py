@@ -23,7 +23,6 @@ class InTurn:
         self.watch = watch
 
     def run(self, trials: Sequence[Trial], done: Done) -> None:
-        """See :class:`~seht.lab.schedulers.Scheduler`."""
         for trial in trials:
             done(trial, trial.run(self.watch(trial)))
 
@@ -39,7 +38,6 @@ class Processes:
         self.jobs, self.say = jobs, say
 
     def run(self, trials: Sequence[Trial], done: Done) -> None:
-        """See :class:`~seht.lab.schedulers.Scheduler`."""
         left = list(trials)
         while not self.together(left, self.jobs, done):
             self.say("a process of the comparison has died; its trial goes on from its checkpoint")

@@ -57,7 +57,6 @@ class RayTasks:
         self.resources, self.say = resources or Resources(), say
 
     def run(self, trials: Sequence[Trial], done: Done) -> None:
-        """See :class:`~seht.lab.schedulers.Scheduler`."""
         if not trials:
             return
         ray = need_ray()

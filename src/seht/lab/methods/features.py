@@ -1,4 +1,4 @@
-"""DropBlock."""
+"""Methods on feature maps, by hooks: DropBlock, and the redundancy of channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seht.lab.methods.base import Batch, Method, Run, at_least, share
+from seht.lab.methods.base import Batch, Forward, Method, Run, at_least, not_negative, share
 
 PLACES = {
     # After the norms: dropping commutes with the ReLU behind them.
@@ -51,7 +51,7 @@ class DropBlock(Method):
         if not found:
             raise ValueError(
                 f"dropblock knows no feature maps in a {type(run.model).__name__}; add its blocks "
-                "to seht.lab.methods.dropblock.PLACES, or leave the method out"
+                "to seht.lab.methods.features.PLACES, or leave the method out"
             )
         for module, part in found:
             module.register_forward_hook(self._hook(part))
@@ -97,3 +97,68 @@ def places(model: nn.Module) -> Iterator[tuple[nn.Module, float]]:
                 module = getattr(block, name)
                 if module is not None:
                     yield module, part
+
+
+_SPATIAL = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)
+
+
+class FeatureRedundancy(Method):
+    r"""Cross-entropy plus lambda times the mean squared cosine between pairs of channels.
+
+    Of the last feature map: the output of the network's last part with a convolution or a norm on
+    images. A **stand-in** for the redundancy part of MM + FRL (arXiv 2011.10951), whose formulas
+    are not public in reachable form; the paper's figure for MM + FRL is not this method's.
+
+    Args:
+        weight: lambda.
+    """
+
+    name = "feature-redundancy"
+    tasks = frozenset({"image"})
+
+    def __init__(self, *, weight: float = 0.01) -> None:
+        self.weight = not_negative("weight", weight)
+        self.features: list[Tensor] = []
+
+    def setup(self, run: Run) -> None:
+        """A hook that keeps the features until the closure asks for them."""
+        last_spatial(run.model).register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, _: object, output: Tensor) -> None:
+        if module.training:
+            self.features[:] = [output]
+
+    def term(self, forward: Forward) -> Tensor:
+        """Lets go of the features: they hold the graph."""
+        return self.weight * squared_cosines(self.features.pop()).mean()
+
+
+def last_spatial(model: nn.Module) -> nn.Module:
+    """The last child that works on maps."""
+    found = [
+        child
+        for child in model.children()
+        if any(isinstance(part, _SPATIAL) for part in child.modules())
+    ]
+    if not found:
+        raise ValueError("feature-redundancy needs a convolutional network; leave it out")
+    return found[-1]
+
+
+def squared_cosines(maps: Tensor, fade: float = 0.01) -> Tensor:
+    r"""For each example the mean over pairs of channels :math:`i \neq j` of :math:`\cos^2_{ij}`.
+
+    A channel with hardly any energy, below ``fade`` of the mean, fades out: the angle of what is
+    nearly zero has a curvature without bounds, which no Hessian penalty beside it would survive.
+
+    With unit rows A, :math:`\lVert A A^T \rVert_F = \lVert A^T A \rVert_F`, and the smaller of the
+    two is computed.
+    """
+    rows = maps.flatten(2)
+    channels = rows.shape[1]
+    energy = rows.square().sum(2, keepdim=True)
+    rows = rows / (energy + fade * energy.mean(1, keepdim=True) + 1e-12).sqrt()
+    other = rows.transpose(1, 2)
+    gram = rows @ other if channels <= rows.shape[2] else other @ rows
+    own = rows.square().sum(2).square().sum(1)
+    return (gram.square().sum((1, 2)) - own) / (channels * (channels - 1))

@@ -34,18 +34,6 @@ from seht.tensors.random_state import own_randomness
 
 __all__ = ["CheckReport", "EngineReport", "check"]
 
-_ARGUMENTS = (
-    "engines",
-    "curvature",
-    "boundary",
-    "estimator",
-    "params",
-    "directions",
-    "tolerance",
-    "budget",
-)
-"""Names to suggest for an unknown option."""
-
 
 def check(
     model: nn.Module,
@@ -115,7 +103,7 @@ def check(
     end = math.inf if budget is None else time.perf_counter() + budget
     functional.check_curvature(curvature)
     check_boundary(model, boundary)
-    form = Form(curvature, boundary, estimators.make(estimator, options, _ARGUMENTS))
+    form = Form(curvature, boundary, estimators.make(estimator, options, check))
     if engines is None:
         engines = "auto" if isinstance(form.estimator, estimators.SehtS) else ENGINES
     names = [make_engine(n).name for n in ([engines] if isinstance(engines, str) else engines)]

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from seht.engines import loss_in_logits
-from seht.errors import check_positive
+from seht.errors import check_options, check_positive
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import DataOptions, Objective, measuring
 from seht.measure.results import PlainResult
@@ -118,6 +118,7 @@ def bound(
         options: ``seed`` (of the probes, with many classes), ``progress``, ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(bound, options, DataOptions.__annotations__)
     check_positive("cap", cap)
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie between 0 and 1, not {delta!r}")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
+from seht.errors import check_count, check_options, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import lanczos
 from seht.measure.numbers import duration, number, said, with_error
@@ -124,6 +124,7 @@ def density(
         options: ``curvature``, ``boundary``, ``seed`` (of the starts), ``progress``, ``params``,
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(density, options, CurvatureOptions.__annotations__)
     check_count("probes", probes)
     check_count("steps", steps)
     check_count("points", points, 2)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, unknown
+from seht.errors import check_count, check_options, unknown
 from seht.extras import need
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends, lanczos
@@ -126,6 +126,7 @@ def eigenvalues(
             ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.
     """
+    check_options(eigenvalues, options, CurvatureOptions.__annotations__)
     search = Search(largest, smallest, tol, max_products, solver)
     with measuring("eigenvalues", model, loss_fn, data, **options) as m:
         return search(m, vectors)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
+from seht.errors import check_count, check_options, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import Options, measuring
@@ -113,6 +113,7 @@ def landscape(
             ``progress``, ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.
     """
+    check_options(landscape, options, Options.__annotations__)
     if dims not in (1, 2):
         raise ValueError(f"dims must be 1 or 2, not {dims!r}")
     check_count("points", points, 2)

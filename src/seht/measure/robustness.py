@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive, warn
+from seht.errors import check_count, check_options, check_positive, warn
 from seht.measure.data import kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
@@ -114,6 +114,7 @@ def robustness(
             are changed; all of two or more dimensions if not given), ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(robustness, options, Options.__annotations__)
     for count in bits:
         if not (isinstance(count, int) and 2 <= count <= 16):
             raise ValueError(f"bits must be whole numbers from 2 to 16, not {count!r}")

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
+from seht.errors import check_count, check_options, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import Measurement, Options, measuring
@@ -109,6 +109,7 @@ def sharpness(
         options: ``seed`` (of the directions), ``progress``, ``params`` (which tensors are moved),
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(sharpness, options, Options.__annotations__)
     check_positive("rho", rho)
     check_count("draws", draws)
     check_count("steps", steps)

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 from typing_extensions import Unpack
 
+from seht.errors import check_options
 from seht.measure.eigenvalues import EigenvaluesResult, Search
 from seht.measure.objective import Options, measuring
 from seht.measure.results import PlainResult
@@ -107,6 +108,7 @@ def stability(
         options: ``seed`` (of the start vector), ``progress``, ``params``, ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(stability, options, Options.__annotations__)
     if not equilibrium > 0:
         raise ValueError(f"equilibrium must be a positive number, not {equilibrium!r}")
     search = Search(largest, smallest, tol, max_products, solver)

@@ -18,7 +18,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from seht.engines import Replicates
-from seht.errors import check_count, check_positive, unknown
+from seht.errors import check_count, check_options, check_positive, unknown
 from seht.measure.data import MICRO_BATCH
 from seht.measure.objective import CurvatureOptions, Measurement, measuring
 from seht.measure.probing import Probing
@@ -87,6 +87,7 @@ def trace(
             - ``limit``: read at most this many examples; ``sampling_stderr`` then says how far
               the result may be from that of all data.
     """
+    check_options(trace, options, CurvatureOptions.__annotations__)
     found = read(
         model, loss_fn, data, tol=tol, probes=probes, per_layer=per_layer, method=method, **options
     )

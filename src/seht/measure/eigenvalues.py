@@ -1,10 +1,7 @@
 r"""The ends of the spectrum: the largest and the smallest eigenvalues of the Hessian.
 
-SciPy's ARPACK (implicitly restarted Lanczos; Lehoucq, Sorensen and Yang, *ARPACK Users' Guide*,
-1998) on Hessian-vector products over the whole data set. For each eigenpair the residual
-:math:`r = |Hv - \lambda v|` is measured with one more product; as H is symmetric an eigenvalue lies
-within r of :math:`\lambda`. With few products to spend, one Krylov space serves both ends
-(:mod:`seht.measure.krylov`).
+For each eigenpair the residual :math:`r = |Hv - \lambda v|` is measured with one more product; as H
+is symmetric an eigenvalue lies within r of :math:`\lambda`.
 """
 
 from __future__ import annotations
@@ -58,7 +55,6 @@ class EigenvaluesResult(PlainResult):
     """With ``vectors=True``, eigenvectors as rows: those of ``largest``, then of ``smallest``."""
 
     def __str__(self) -> str:
-        """A table of the values with the bounds of their errors."""
         matrix = "Gauss-Newton matrix" if self.curvature == "ggn" else "Hessian"
         title = (
             f"eigenvalues of the {matrix} ({self.weights:,} weights) on {self.samples:,} samples, "

@@ -261,25 +261,6 @@ def flat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().double().flatten().cpu() for part in parts])
 
 
-def make_objective(
-    model: Any, loss_fn: Any, params: probes.ParamSpec, curvature: str, boundary: str | None = None
-) -> Objective:
-    """Refuse what cannot be measured."""
-    check_arguments(model, loss_fn, "loss_fn")
-    check_curvature(curvature)
-    if params is not None and not callable(params) and not isinstance(params, str):
-        params = tuple(params)  # a generator would be empty the next time
-    ranks_of(model).need_whole("seht.measure")
-    chosen = probes.choose(model, params)
-    for name, tensor in chosen.tensors.items():
-        if tensor.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                f"parameter {name!r} is {tensor.dtype}; second derivatives drown in its rounding. "
-                "Measure a copy in float32: copy.deepcopy(model).float()"
-            )
-    return Objective(model, loss_fn, chosen, curvature, boundary, params)
-
-
 @contextmanager
 def measuring(
     what: str,
@@ -303,7 +284,19 @@ def measuring(
     """
     probes.check_seed(seed)
     reporter = Reporter(progress, what)
-    objective = make_objective(model, loss_fn, params, curvature, boundary)
+    check_arguments(model, loss_fn, "loss_fn")
+    check_curvature(curvature)
+    if params is not None and not callable(params) and not isinstance(params, str):
+        params = tuple(params)  # a generator would be empty the next time
+    ranks_of(model).need_whole("seht.measure")
+    chosen = probes.choose(model, params)
+    for name, tensor in chosen.tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"parameter {name!r} is {tensor.dtype}; second derivatives drown in its rounding. "
+                "Measure a copy in float32: copy.deepcopy(model).float()"
+            )
+    objective = Objective(model, loss_fn, chosen, curvature, boundary, params)
     axis = 0 if batch_dim is None else batch_dim
     batches = Batches(
         data, size=micro_batch, axis=axis, limit=limit, device=objective.device, again=again

@@ -1,10 +1,4 @@
-r"""Robustness: how much the loss rises when weights are rounded, or disturbed in proportion.
-
-*Rounding* to b bits: the nearest of :math:`2^b - 1` levels around zero, with a scale for each
-output channel. *Noise*: Gaussian, with a deviation of a share f of each tensor's root mean square
-:math:`r_t`; for small f the mean rise is :math:`\tfrac{f^2}{2} \sum_t r_t^2\,\mathrm{tr}(H_t)` on
-smooth networks, :math:`H_t` a tensor's own block of the Hessian, which stands beside it.
-"""
+"""Robustness: how much the loss rises when weights are rounded, or disturbed in proportion."""
 
 from __future__ import annotations
 
@@ -59,7 +53,6 @@ class RobustnessResult(PlainResult):
     seconds: float
 
     def __str__(self) -> str:
-        """A table of the rises."""
         rows = [("rise of the loss", "")]
         rows += [(f"rounded to {bits} bits", number(rise)) for bits, rise in self.rounded.items()]
         for share, found in self.noise.items():

@@ -1,13 +1,8 @@
 r"""Linear stability of gradient flow at a model (the paper's section 3.4).
 
-Gradient descent with small steps follows :math:`\dot w = -g(w)`, whose Jacobian is :math:`-H`. At
-an equilibrium (:math:`g = 0`) the flow is asymptotically stable if every eigenvalue of :math:`-H`
-is negative, and unstable if one is positive. A trained network is rarely an equilibrium exactly,
-and an over-parametrised one has eigenvalues of zero, where linear theory is silent: the result says
-so.
-
-Gradient descent itself, with learning rate :math:`\eta`, is stable along an eigenvector only while
-:math:`\eta < 2 / \lambda_{max}`.
+Gradient descent with small steps follows :math:`\dot w = -g(w)`, whose Jacobian is :math:`-H`. A
+trained network is rarely an equilibrium exactly, and an over-parametrised one has eigenvalues of
+zero, where linear theory is silent: the result says so.
 """
 
 from __future__ import annotations
@@ -55,7 +50,6 @@ class StabilityResult(PlainResult):
     """The eigenvalues of H."""
 
     def __str__(self) -> str:
-        """In words."""
         here = "an equilibrium" if self.equilibrium else "no equilibrium"
         limit = "no curvature limits the learning rate of gradient descent"
         if self.largest_rate is not None:

@@ -1,9 +1,8 @@
-r"""The trace of the Hessian of a whole data set's mean loss, with an honest error.
+"""The trace of the Hessian of a whole data set's mean loss, with an honest error.
 
-:math:`\mathrm{tr}(H) = \frac1N \sum_n \mathrm{tr}(H_n)`: the mean over examples, each with a probe
-of its own where the loss allows it. The data is read in micro-batches; in each, ``probes``
-independent replicates are drawn, whose spread gives the standard error *over probes given the data*
-(:mod:`seht.measure.stats`). The spread between examples is no error of this quantity.
+The data is read in micro-batches. In each, independent replicates are drawn, whose spread gives the
+standard error *over probes given the data* (:mod:`seht.measure.stats`); the spread between examples
+is no error of this quantity.
 """
 
 from __future__ import annotations

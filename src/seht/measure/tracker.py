@@ -27,7 +27,6 @@ class Tracked:
     result: TraceResult
 
     def __str__(self) -> str:
-        """One line."""
         return f"step {self.step:,}: {self.result}"
 
     def values(self, prefix: str = "") -> dict[str, float]:

@@ -19,10 +19,10 @@ from seht.estimators import Estimator
 from seht.record import StepRecord
 from seht.replay.closures import check_arguments
 from seht.strength.arguments import filled_in, make_weight
-from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule
 from seht.strength.strength import Strength
 from seht.strength.tuning import Tuning
+from seht.strength.weight import WeightPath
 from seht.task import Closure, split
 from seht.tensors.undo import deliver, interruptible, kept_gradients
 

@@ -6,7 +6,7 @@ picks one from the user's arguments, and `schedule` says which steps are penalis
 penalty and what is above it may import from here.
 """
 
-from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule
+from seht.strength.weight import WeightPath
 
 __all__ = ["Schedule", "WeightPath"]

@@ -139,18 +139,15 @@ class SehtMixin:
         if resume_from_checkpoint is True:
             trainer: Any = self
             folder = get_last_checkpoint(trainer.args.output_dir)
-        if folder:
-            self._resume(Path(folder) / STATE)
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-
-    def _resume(self, path: Path) -> None:
-        if path.exists():
+        path = Path(folder or "") / STATE
+        if folder and path.exists():
             self.penalty.load_state_dict(torch.load(path, weights_only=True))
-        else:
+        elif folder:
             warn(
                 f"seht: {path} is missing, so that the penalty starts at its step 0, warm-up "
                 "included; was the checkpoint written without a penalty?"
             )
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
 
 class SehtTrainer(SehtMixin, Trainer):

@@ -113,15 +113,16 @@ def check(
         functional.check_pair(make_engine(name), form.estimator)
     ranks_of(model).need_whole("seht.check")
     narrow = any(w.dtype != torch.float64 for w in probes.choose(model, params).tensors.values())
+
+    def copy(wide: bool) -> Sandbox:
+        parts = copy_model(model, wide=wide), loss_fn, copied(batch, wide=wide)
+        return Sandbox(*parts, params, seed, form, wide=wide)
+
     with torch.inference_mode(False), own_randomness():
-        box = Sandbox(copy_model(model), loss_fn, copied(batch), params, seed, form)
+        box = copy(True)
         loss = _first_look(box)
         box.task(seed)  # an estimator that draws nothing is refused here
-        own = None
-        if narrow:
-            same = copied(batch, wide=False)
-            model_copy = copy_model(model, wide=False)
-            own = Sandbox(model_copy, loss_fn, same, params, seed, form, wide=False)
+        own = copy(False) if narrow else None
         truths = Truths(box, seed, tolerance / 4, end)
         reports = {name: judge(box, name, truths, directions, tolerance, own) for name in names}
     return CheckReport(

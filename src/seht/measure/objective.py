@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seht import probes
 from seht.distributed import ranks_of
 from seht.engines import Products
-from seht.errors import NonFiniteError
+from seht.errors import NonFiniteError, one_line
 from seht.functional import check_curvature
 from seht.measure.data import Batches, cut
 from seht.measure.keep import untouched
@@ -83,7 +83,7 @@ class Objective:
 
     def loss(self, batch: Any) -> float:
         """The loss of a batch, without a graph; no buffer moves."""
-        found = self.evaluated(lambda: self._called(batch))
+        found = self.evaluated(lambda: self.called(batch, TypeError, AttributeError, KeyError))
         return float(check_loss(split(found)[0], graph=False).detach())
 
     def evaluated(self, closure: Callable[[], Any]) -> Any:
@@ -102,15 +102,16 @@ class Objective:
         self._inner.append(True)
         return found
 
-    def _called(self, batch: Any) -> Any:
-        """What loss_fn returns; if it is a plain criterion, the error says how it is called."""
+    def called(self, batch: Any, *mistakes: type[Exception]) -> Any:
+        """What loss_fn returns; after these ``mistakes`` the error says how it is called."""
         try:
             return self.loss_fn(self.model, batch)
-        except (TypeError, AttributeError, KeyError) as error:
+        except mistakes as error:
             raise TypeError(
-                f"loss_fn(model, batch) raised {type(error).__name__}: {error}; it is called with "
-                f"the model and one batch (here a {type(batch).__name__}) and returns the mean "
-                "loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), for example"
+                f"loss_fn(model, batch) raised {type(error).__name__}: {one_line(error)}; it is "
+                f"called with the model and one batch (here a {type(batch).__name__}) and returns "
+                "the mean loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), "
+                "for example"
             ) from error
 
     def first_look(self, batch: Any, count: int, axis: int) -> None:

@@ -96,6 +96,7 @@ def check(
     if isinstance(batch, DataLoader):
         raise TypeError("batch must be one batch, not a DataLoader; give next(iter(loader))")
     check_count("directions", directions)
+    seed = probes.check_seed(seed)
     if not 1e-6 <= tolerance < 1:
         raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")
     if budget is not None and not (isinstance(budget, (int, float)) and budget >= 0):

@@ -67,7 +67,7 @@ def doctor(
         progress: ``True`` for a line on standard error, or a function called with each
             :class:`seht.measure.Progress`.
     """
-    check_seed(seed)
+    seed = check_seed(seed)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise TypeError(f"budget must be a number of seconds, not {budget!r}")
     if not _SHORT <= budget < math.inf:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_options, unknown
+from seht.errors import check_count, check_options, check_positive, unknown
 from seht.extras import need
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends, lanczos
@@ -143,6 +143,8 @@ class Search:
         check_count("largest", self.largest, 0)
         check_count("smallest", self.smallest, 0)
         check_count("max_products", self.most)
+        if self.tol != 0:  # as far as rounding lets it
+            check_positive("tol", self.tol)
         if self.largest + self.smallest == 0:
             raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
         if self.solver not in SOLVERS:

@@ -283,7 +283,7 @@ def measuring(
 
     Data that can be read only once is kept if it is to be read ``again``.
     """
-    probes.check_seed(seed)
+    seed = probes.check_seed(seed)
     reporter = Reporter(progress, what)
     check_arguments(model, loss_fn, "loss_fn")
     check_curvature(curvature)

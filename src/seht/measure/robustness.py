@@ -108,6 +108,9 @@ def robustness(
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
     check_options(robustness, options, Options.__annotations__)
+    for name, several in (("bits", bits), ("noise", noise)):
+        if not isinstance(several, Sequence) or isinstance(several, str):
+            raise TypeError(f"{name} must be a sequence such as ({several!r},), not {several!r}")
     for count in bits:
         if not (isinstance(count, int) and 2 <= count <= 16):
             raise ValueError(f"bits must be whole numbers from 2 to 16, not {count!r}")

@@ -271,16 +271,12 @@ def notes(found: Findings) -> list[str]:
             "of the loss"
         )
     if found.bound is not None:
-        b = found.bound
+        b, terms = found.bound, ""
+        if b.terms is not None:
+            parts = ", ".join(f"{name} {number(value)}" for name, value in b.terms.items())
+            terms = f"terms of the bound: {parts}, in all {number(b.total)}, "
         said.append(
             f"derivatives in the logits (section 3.2): mean norm {number(b.jacobian)}, mean trace "
-            f"{number(b.hessian)}; {_terms(b)}{b.note}"
+            f"{number(b.hessian)}; {terms}{b.note}"
         )
     return said
-
-
-def _terms(bound: BoundResult) -> str:
-    if bound.terms is None:
-        return ""
-    parts = ", ".join(f"{name} {number(value)}" for name, value in bound.terms.items())
-    return f"terms of the bound: {parts}, in all {number(bound.total)}, "

@@ -157,10 +157,9 @@ def counted(updates: int, batches: int, together: int, accumulate: int) -> int:
 
 def tell_length(penalty: HessianTrace, updates: float, batches: float, together: int) -> None:
     """Tell the penalty how many steps it will count, where the framework knows it."""
-    if math.isfinite(updates) and updates > 0:
-        known = math.isfinite(batches) and batches > 0
-        penalty.lasts(
-            counted(int(updates), int(batches), together, penalty.accumulate)
-            if known
-            else int(updates)
-        )
+    if not 0 < updates < math.inf:
+        return
+    steps = int(updates)
+    if 0 < batches < math.inf:
+        steps = counted(steps, int(batches), together, penalty.accumulate)
+    penalty.lasts(steps)

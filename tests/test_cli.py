@@ -233,8 +233,8 @@ def test_the_seed_changes_the_probes(run):
         (["check", "example_recipes:right", "--directions", "0"], "must be a whole number from 1"),
         (["check", "example_recipes:right", "--directions", "x"], "must be a whole number from 1"),
         (["check"], "required: module:function"),
-        (["chekc"], "invalid choice"),
-        (["--nonsense"], "unrecognized arguments"),
+        (["chekc"], "unknown choice .chekc.; did you mean .check."),
+        (["--nonsense"], "unknown option .--nonsense. .known: --help, --version"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )

@@ -1,6 +1,7 @@
 """Bad input: an error of the right kind that names the fix, and nothing changed."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -293,3 +294,73 @@ def test_a_misspelt_option_of_the_lab_is_answered_in_a_line_that_can_be_read(cap
     said = capsys.readouterr().err
     assert "did you mean '--epochs'" in said
     assert len(said) < 320
+
+
+# --- a misspelt option ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "option", "near"),
+    [
+        ("trace", "probs", "probes"),
+        ("eigenvalues", "k", None),
+        ("eigenvalues", "larges", "largest"),
+        ("density", "prob", "probes"),
+        ("landscape", "curvature", None),  # an option of others, which would be passed over here
+        ("sharpness", "again", None),  # an argument of the inner function
+        ("robustness", "bit", "bits"),
+        ("stability", "what", None),
+        ("bound", "params", None),
+        ("bound", "bounary", "boundary"),
+        ("Tracker", "per_layr", "per_layer"),
+        ("Tracker", "evry", "every"),
+    ],
+)
+def test_a_measuring_function_names_itself_and_its_options(function, option, near):
+    model = network()
+    with pytest.raises(TypeError) as error:
+        getattr(seht.measure, function)(model, loss_of, batch(), **{option: 2})
+    said = str(error.value)
+    assert said.startswith(f"{function}(): unknown option {option!r}") and "\n" not in said
+    assert "seed" in said and "micro_batch" in said
+    assert f"did you mean {near!r}" in said if near else "did you mean" not in said
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "option", "near"),
+    [
+        (lambda m, **o: seht.HessianTrace(m, weight=1.0, **o), "warmpu", "warmup"),
+        (lambda m, **o: seht.check(m, loss_of, batch(), **o), "tolerence", "tolerance"),
+        (lambda m, **o: seht.check(m, loss_of, batch(), **o), "sed", "seed"),
+        (lambda m, **o: seht.hessian_trace(m, closure_of(m), **o), "curvatur", "curvature"),
+        (lambda m, **o: seht.hessian_trace(m, closure_of(m), **o), "kapa", "kappa"),
+        (lambda m, **o: seht.loss_and_trace(m, closure_of(m), **o), "enginee", "engine"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_other_functions_do_too(call, option, near):
+    with pytest.raises(ValueError, match=f"unknown option '{option}'; did you mean '{near}'") as e:
+        call(network(), **{option: 1})
+    assert re.match(r"(HessianTrace|check|hessian_trace|loss_and_trace)\(.*\): ", str(e.value))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("measure --sampels 3", "seht measure: error: .*'--sampels'; did you mean '--samples'"),
+        ("doctor a:b --buget=3", "seht doctor: error: .*'--buget'; did you mean '--budget'"),
+        ("check a:b --directons 3", "did you mean '--directions'"),
+        ("bench --fasst", "seht bench: error: unknown option '--fasst'; did you mean '--fast'"),
+        ("chekc", "unknown choice 'chekc'; did you mean 'check'"),
+        ("doctor a:b c", "unrecognized arguments: c"),
+    ],
+)
+def test_the_command_line_does_too(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments.split())
+    assert end.value.code == 2
+    assert re.search(message, capsys.readouterr().err)

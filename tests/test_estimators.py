@@ -143,8 +143,9 @@ def test_options_are_keyword_only():
 
 
 def test_make_by_name():
-    assert estimators.make("seht-h", {}) == seht.SehtH()
-    assert estimators.make("seht-d", {"prob": 0.1, "probes": 4}) == seht.SehtD(prob=0.1, probes=4)
+    assert estimators.make("seht-h", {}, seht.HessianTrace) == seht.SehtH()
+    made = estimators.make("seht-d", {"prob": 0.1, "probes": 4}, seht.HessianTrace)
+    assert made == seht.SehtD(prob=0.1, probes=4)
 
 
 class Ones:
@@ -162,7 +163,7 @@ class Ones:
 
 def test_a_user_s_own_estimator():
     own = Ones()
-    assert estimators.make(own, {}) is own
+    assert estimators.make(own, {}, seht.HessianTrace) is own
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)).double()
     x = torch.randn(5, 2).double()
     t = seht.hessian_trace(
@@ -192,7 +193,7 @@ def test_a_user_s_own_estimator():
 )
 def test_bad_estimators(estimator, options, error, message):
     with pytest.raises(error, match=message):
-        estimators.make(estimator, options)
+        estimators.make(estimator, options, seht.HessianTrace)
     model = nn.Linear(2, 2)
     with pytest.raises(error, match=message):
         seht.HessianTrace(model, weight=0.1, estimator=estimator, **options)
@@ -204,7 +205,7 @@ def test_a_user_s_estimator_without_probes_is_refused():
     own = Ones()
     own.probes = 0
     with pytest.raises(ValueError, match="probes must be at least 1"):
-        estimators.make(own, {})
+        estimators.make(own, {}, seht.HessianTrace)
 
 
 # --- no layer ---------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from seht.operators import register_kink
 from seht.penalty import HessianTrace
 from seht.record import StepRecord
 from seht.replay.replayer import replaying
-from seht.strength.path import WeightPath
 from seht.strength.tuning import Tuning
+from seht.strength.weight import WeightPath
 
 from seht import measure  # isort: skip
 from seht.doctor import DoctorReport, doctor  # isort: skip

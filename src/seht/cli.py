@@ -60,8 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and not getattr(arguments, "extras", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     arguments.rest = rest  # a command of the lab takes any field of its recipe
     arguments.argv = list(sys.argv[1:] if argv is None else argv)
     if arguments.run is None:

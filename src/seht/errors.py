@@ -7,10 +7,11 @@ are defined in the module that catches them.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _LONGEST = 320
@@ -84,6 +85,24 @@ def unknown(what: str, given: object, known: Iterable[object]) -> str:
         near = difflib.get_close_matches(str(given), names, n=_NEAREST, cutoff=0.0)
         listed = f"the nearest of {len(names)}: {', '.join(near)}"
     return f"unknown {what} {given!r}{nearest(given, names)} ({listed})"
+
+
+def options_of(function: Callable[..., object]) -> list[str]:
+    """The names of a function's keyword-only arguments."""
+    given = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in given if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def check_options(
+    function: Callable[..., object], options: Iterable[str], *more: Iterable[str]
+) -> None:
+    """Refuse what a function does not take among its ``**options``: beside its own arguments it
+    takes ``more``. Python would name an inner function, and list nothing.
+    """
+    known = [*options_of(function), *(name for names in more for name in names)]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"{function.__name__}(): {unknown('option', option, known)}")
 
 
 def check_count(name: str, value: object, least: int = 1, *, optional: bool = False) -> None:

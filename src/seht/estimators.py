@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from seht import probes as draw
-from seht.errors import check_count, unknown
+from seht.errors import check_count, options_of, unknown
 
 _DISTRIBUTIONS = ("rademacher", "gaussian")
 _COUPLINGS = ("refuse", "own", "frozen")
@@ -230,11 +230,15 @@ ESTIMATORS: dict[str, type[SehtH] | type[SehtD] | type[SehtS]] = {
 
 
 def make(
-    estimator: str | Estimator, options: dict[str, Any], beside: Iterable[str] = ()
+    estimator: str | Estimator,
+    options: dict[str, Any],
+    caller: Callable[..., object],
+    beside: Iterable[str] = (),
 ) -> Estimator:
     """The estimator of that name with these options, or the user's own object as it is.
 
-    ``beside`` are further names to suggest where an option is misspelt.
+    A misspelt option is an error of ``caller``, whose own arguments may have been meant, or the
+    options that it takes ``beside`` those of the estimator.
     """
     if not isinstance(estimator, str):
         if not isinstance(estimator, Estimator) or isinstance(estimator, type):
@@ -259,7 +263,8 @@ def make(
             others = [name for name, c in ESTIMATORS.items() if hasattr(c, option)]
             if others:
                 raise ValueError(f"{option} is an option of {_names(others)}, not of {estimator}")
-            raise ValueError(f"{estimator}: {unknown('option', option, [*known, *beside])}")
+            meant = unknown("option", option, [*known, *options_of(caller), *beside])
+            raise ValueError(f"{caller.__name__}(estimator={estimator!r}): {meant}")
     return cls(**options)
 
 

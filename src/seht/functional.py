@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +70,7 @@ def hessian_trace(
             ``kappa``.
     """
     worker, task = _prepare(
-        model, closure, estimator, engine, curvature, params, boundary, seed, options
+        hessian_trace, model, closure, estimator, engine, curvature, params, boundary, seed, options
     )
     if task is None:
         return _zero(model)
@@ -102,8 +103,9 @@ def loss_and_trace(
         ```
     """
     worker, task = _prepare(
-        model, closure, estimator, engine, curvature, params, boundary, seed, options
-    )
+        loss_and_trace, model, closure,
+        estimator, engine, curvature, params, boundary, seed, options,
+    )  # fmt: skip
     with ranks_of(model).call(lean=False) as call:
         if task is None:
             output = closure()
@@ -189,6 +191,7 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def _prepare(
+    caller: Callable[..., object],
     model: nn.Module,
     closure: Closure,
     estimator: str | Estimator,
@@ -203,7 +206,7 @@ def _prepare(
     ranks_of(model).need_whole("a trace outside HessianTrace")
     check_curvature(curvature)
     own, engines = split_options(options)
-    estimator_object = estimators.make(estimator, own)
+    estimator_object = estimators.make(estimator, own, caller, engine_options())
     task = make_task(
         model,
         closure,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,10 +19,10 @@ from seht.estimators import Estimator
 from seht.record import StepRecord
 from seht.replay.closures import check_arguments
 from seht.strength.arguments import filled_in, make_weight
-from seht.strength.path import WeightPath
 from seht.strength.schedule import Schedule
 from seht.strength.strength import Strength
 from seht.strength.tuning import Tuning
+from seht.strength.weight import WeightPath
 from seht.task import Closure, split
 from seht.tensors.undo import deliver, interruptible, kept_gradients
 
@@ -149,8 +148,7 @@ class HessianTrace:
             params = tuple(params)  # a generator would be empty at the second step
         way = make_weight(weight, share, follow, curvature)
         own, of_engine = functional.split_options(options)
-        named = [*inspect.signature(HessianTrace).parameters][1:-1]  # no model, no **options
-        probed = estimators.make(estimator, own, [*named, *engine_options()])
+        probed = estimators.make(estimator, own, HessianTrace, engine_options())
         check_boundary(model, boundary)
         schedule = Schedule(every, warmup, ramp, total_steps)
         schedule.warn_if_rare()

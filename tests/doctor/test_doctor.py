@@ -131,7 +131,9 @@ def test_progress_is_told():
     assert list(dict.fromkeys(p.what for p in told)) == [
         "curvature", "gradient", "regime", "share", "cost",
     ]  # fmt: skip
-    assert [p.done for p in told] == sorted(p.done for p in told)
+    for name in ("done", "seconds"):  # of the whole, from which the time left is reckoned
+        values = [getattr(p, name) for p in told]
+        assert values == sorted(values), name
 
 
 # --- which curvature --------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import pytest
 from helpers import closure_of, network
 
 import seht
-from seht.integrations import log_values
-from seht.integrations.length import check_accumulation
+from seht.integrations import check_accumulation, log_values
 
 
 def test_every_kind_of_step():

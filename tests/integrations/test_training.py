@@ -17,8 +17,7 @@ from helpers import same
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 import seht
-from seht.integrations import training
-from seht.integrations.length import counted
+from seht.integrations import counted, training
 
 BATCHES = runs.ROWS // runs.BATCH
 HALF = {"weight": 1e-3, "warmup": 0.5, "seed": 0}

@@ -248,3 +248,32 @@ def test_under_no_grad_and_inference_mode():
         assert measure.trace(model, loss_fn, batch).estimate == wanted
     with torch.inference_mode():
         assert measure.trace(model, loss_fn, batch).estimate == wanted
+
+
+# --- arguments that are refused, and one that is not ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "option", "message"),
+    [
+        ("eigenvalues", {"tol": -1.0}, "tol must be a positive finite number"),
+        ("stability", {"tol": "tight"}, "tol must be a positive finite number"),
+        ("robustness", {"bits": 8}, r"bits must be a sequence such as \(8,\), not 8"),
+        ("robustness", {"noise": 0.1}, r"noise must be a sequence such as \(0.1,\), not 0.1"),
+        ("trace", {"seed": "x"}, "seed must be a whole number or None"),
+    ],
+)
+def test_bad_arguments(function, option, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(measure, function)(network(), loss_fn, data(), **option)
+
+
+def test_without_a_seed_torchs_own_is_taken():
+    """As by the penalty: what the message about a bad seed promises."""
+    torch.manual_seed(5)
+    taken = measure.trace(network(), loss_fn, data(), seed=torch.initial_seed())
+    torch.manual_seed(5)
+    assert measure.trace(network(), loss_fn, data(), seed=None).estimate == taken.estimate
+    assert seht.check(network(), loss_fn, data(), seed=None, engines="difference", directions=1).ok
+    with pytest.raises(TypeError, match="seed must be a whole number or None"):
+        seht.check(network(), loss_fn, data(), seed="x")

@@ -10,14 +10,14 @@ from torch import nn
 
 from seht import measure
 from seht.measure.landscape import filter_normalised
-from seht.measure.objective import make_objective
+from seht.probes import choose
 
 # --- landscape --------------------------------------------------------------------------------
 
 
 def test_directions_have_the_filters_norms():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(27, 4))
-    weights = make_objective(model, loss_fn, "*", "hessian").chosen.tensors
+    weights = choose(model, "*").tensors
     way = filter_normalised(weights, 0, 0)
     for name in ("0.weight", "2.weight"):
         weight = dict(model.named_parameters())[name]
@@ -33,7 +33,7 @@ def test_slices_are_losses():
     centre = loss_fn(model, batch).item()
     assert found.centre == pytest.approx(centre) and found.mean[2] == pytest.approx(centre)
     assert found.stderr[2] == pytest.approx(0, abs=1e-12) and found.stderr[0] > 0
-    way = filter_normalised(make_objective(model, loss_fn, None, "hessian").chosen.tensors, 0, 1)
+    way = filter_normalised(choose(model).tensors, 0, 1)
     with torch.no_grad():
         for name, d in way.items():
             model.get_parameter(name).add_(0.25 * d)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import seht
-from seht.strength.gap import Gap
+from seht.strength.phase import Gap
 
 GAP = seht.Tuning().gap
 

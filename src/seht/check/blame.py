@@ -72,13 +72,11 @@ def calls(box: Sandbox) -> list[ModuleCall]:
         for handle in handles:
             handle.remove()
     return [
-        ModuleCall(names[key], module, args, kwargs, _inner(module, found))
+        ModuleCall(
+            names[key], module, args, kwargs, sum(id(m) in found for m in module.modules()) - 1
+        )
         for key, (module, args, kwargs) in found.items()
     ]
-
-
-def _inner(module: nn.Module, found: dict[int, Any]) -> int:
-    return sum(id(child) in found for child in module.modules()) - 1
 
 
 def isolate(call: ModuleCall, box: Sandbox) -> Sandbox | None:

@@ -66,20 +66,17 @@ class Outputs:
         self, rows: list[list[Tensor]], shift: Gradient | None = None, step: float = 0.0
     ) -> list[Gradient]:
         """J^T times each row, at ``weights + step * shift``."""
-        leaves = self._box.leaves
+        leaves, how = self._box.leaves, {"allow_unused": True, "materialize_grads": True}
         with self._box.at(shift, step):
             self._pass()
             found = [
                 torch.autograd.grad(
-                    self._found, list(leaves.values()), row, retain_graph=True, allow_unused=True
+                    self._found, list(leaves.values()), row, retain_graph=True, **how
                 )
                 for row in rows
             ]
         return [
-            {
-                name: torch.zeros_like(leaf) if part is None else part.to_dense()
-                for (name, leaf), part in zip(leaves.items(), parts, strict=True)
-            }
+            {name: part.to_dense() for name, part in zip(leaves, parts, strict=True)}
             for parts in found
         ]
 

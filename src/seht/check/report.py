@@ -36,7 +36,6 @@ class EngineReport:
     """What to do about it."""
 
     def __str__(self) -> str:
-        """One sentence."""
         count = f"{self.directions} direction{'s' if self.directions != 1 else ''}"
         where = ""
         if self.module is not None:

@@ -87,12 +87,10 @@ class Sandbox:
         with self.at(shift, step), ordinary(), BorrowedBuffers(self.model):
             with tape or nullcontext():
                 loss = check_loss(split(self.closure())[0])
-            parts = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
-        gradient = {
-            name: torch.zeros_like(leaf) if part is None else part.detach().to_dense()
-            for (name, leaf), part in zip(self.leaves.items(), parts, strict=True)
-        }
-        return loss.item(), gradient
+            leaves = list(self.leaves.values())
+            parts = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        dense = (part.detach().to_dense() for part in parts)
+        return loss.item(), dict(zip(self.leaves, dense, strict=True))
 
     @contextmanager
     def at(self, shift: Gradient | None, step: float) -> Iterator[None]:

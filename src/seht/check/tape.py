@@ -93,9 +93,8 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Sort the call into one of the four kinds above; everything else passes."""
         kwargs = kwargs or {}
-        if (
-            func is torch._C._set_grad_enabled
-        ):  # the user's no_grad; custom Functions do not call it
+        # The user's no_grad; custom Functions do not call it.
+        if func is torch._C._set_grad_enabled:
             self._constant = not args[0]
             return func(*args, **kwargs)
         if torch.is_grad_enabled():

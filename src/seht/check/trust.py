@@ -34,18 +34,6 @@ from seht.tensors.random_state import own_randomness
 
 __all__ = ["CheckReport", "EngineReport", "check"]
 
-_ARGUMENTS = (
-    "engines",
-    "curvature",
-    "boundary",
-    "estimator",
-    "params",
-    "directions",
-    "tolerance",
-    "budget",
-)
-"""Names to suggest for an unknown option."""
-
 
 def check(
     model: nn.Module,
@@ -108,6 +96,7 @@ def check(
     if isinstance(batch, DataLoader):
         raise TypeError("batch must be one batch, not a DataLoader; give next(iter(loader))")
     check_count("directions", directions)
+    seed = probes.check_seed(seed)
     if not 1e-6 <= tolerance < 1:
         raise ValueError(f"tolerance must be in [1e-6, 1), not {tolerance!r}")
     if budget is not None and not (isinstance(budget, (int, float)) and budget >= 0):
@@ -115,7 +104,7 @@ def check(
     end = math.inf if budget is None else time.perf_counter() + budget
     functional.check_curvature(curvature)
     check_boundary(model, boundary)
-    form = Form(curvature, boundary, estimators.make(estimator, options, _ARGUMENTS))
+    form = Form(curvature, boundary, estimators.make(estimator, options, check))
     if engines is None:
         engines = "auto" if isinstance(form.estimator, estimators.SehtS) else ENGINES
     names = [make_engine(n).name for n in ([engines] if isinstance(engines, str) else engines)]
@@ -125,15 +114,16 @@ def check(
         functional.check_pair(make_engine(name), form.estimator)
     ranks_of(model).need_whole("seht.check")
     narrow = any(w.dtype != torch.float64 for w in probes.choose(model, params).tensors.values())
+
+    def copy(wide: bool) -> Sandbox:
+        parts = copy_model(model, wide=wide), loss_fn, copied(batch, wide=wide)
+        return Sandbox(*parts, params, seed, form, wide=wide)
+
     with torch.inference_mode(False), own_randomness():
-        box = Sandbox(copy_model(model), loss_fn, copied(batch), params, seed, form)
+        box = copy(True)
         loss = _first_look(box)
         box.task(seed)  # an estimator that draws nothing is refused here
-        own = None
-        if narrow:
-            same = copied(batch, wide=False)
-            model_copy = copy_model(model, wide=False)
-            own = Sandbox(model_copy, loss_fn, same, params, seed, form, wide=False)
+        own = copy(False) if narrow else None
         truths = Truths(box, seed, tolerance / 4, end)
         reports = {name: judge(box, name, truths, directions, tolerance, own) for name in names}
     return CheckReport(

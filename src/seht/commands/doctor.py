@@ -54,10 +54,7 @@ def add_doctor(commands: Any) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Load what the function returns, look at it, report."""
-    try:
-        files = ReportFiles(arguments.json, arguments.html)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    files = ReportFiles(arguments.json, arguments.html)
     given = call_example(arguments.target)
     import seht
     from seht.doctor import page

@@ -86,7 +86,10 @@ class ReportFiles:
     html: str | None = None
 
     def __post_init__(self) -> None:
-        check_outputs(self.json, self.html)
+        try:
+            check_outputs(self.json, self.html)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         if self.html is not None:
             extras.need("measure", "the page", "jinja2", "matplotlib")
 

@@ -10,7 +10,10 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
 def add_options(parser: Any, *rows: tuple[Any, ...]) -> None:
@@ -47,37 +50,25 @@ _WHOLE = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 
 def whole(least: int, most: int) -> Callable[[str], int]:
     """A whole number in this range, as a ``type`` of argparse."""
-
-    def read(text: str) -> int:
-        try:
-            number = as_whole(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number from {least:,} to {most:,}, not {shown(text)}"
-            )
-        return number
-
-    return read
+    what = f"must be a whole number from {least:,} to {most:,}"
+    return lambda text: _read(as_whole, text, lambda number: least <= number <= most, what)
 
 
 def real(least: float = 0.0, *, above: bool = False) -> Callable[[str], float]:
     """A finite number from ``least`` on, or ``above`` it, as a ``type`` of argparse."""
+    what = f"must be a finite number {'above' if above else 'of at least'} {least:g}"
+    edge = math.nextafter(least, math.inf) if above else least
+    return lambda text: _read(as_real, text, lambda number: edge <= number < math.inf, what)
 
-    def read(text: str) -> float:
-        try:
-            number = as_real(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and (number > least or (number == least and not above))):
-            words = "above" if above else "of at least"
-            raise argparse.ArgumentTypeError(
-                f"must be a finite number {words} {least:g}, not {shown(text)}"
-            )
-        return number
 
-    return read
+def _read(
+    parse: Callable[[str], Number], text: str, fits: Callable[[Number], bool], what: str
+) -> Number:
+    with suppress(ValueError):
+        number = parse(text)
+        if fits(number):
+            return number
+    raise argparse.ArgumentTypeError(f"{what}, not {shown(text)}")
 
 
 def as_whole(text: str) -> int:

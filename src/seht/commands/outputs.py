@@ -8,7 +8,10 @@ import os
 import select
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import IO, Any, NoReturn
+
+from seht.errors import unknown
 
 GONE = 141
 """The exit code if the reader of a pipe is gone: that of a process ended by SIGPIPE.
@@ -28,6 +31,23 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raw = argparse.RawDescriptionHelpFormatter  # texts have their own lines
         super().__init__(*arguments, **{"formatter_class": raw, **options})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Unknown arguments are left over for a command with ``extras`` alone."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and not getattr(found, "extras", False):
+            name = rest[0].partition("=")[0]
+            if name.startswith("-"):
+                known = [option for option in self._option_string_actions if option[:2] == "--"]
+                self.error(unknown("option", name, known))
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown("choice", value, action.choices))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where to read on; exit code 2."""

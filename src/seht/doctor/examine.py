@@ -67,13 +67,13 @@ def doctor(
         progress: ``True`` for a line on standard error, or a function called with each
             :class:`seht.measure.Progress`.
     """
-    check_seed(seed)
+    seed = check_seed(seed)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise TypeError(f"budget must be a number of seconds, not {budget!r}")
     if not _SHORT <= budget < math.inf:
         raise ValueError(f"budget must be at least {_SHORT:g} seconds, not {budget!r}")
     start = time.perf_counter()
-    stages = _Stages(progress)
+    stages = _Stages(progress, _STAGES[0])
     try:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -178,24 +178,14 @@ def _checks(patient: Patient, choice: CurvatureChoice, seed: int, end: float) ->
     return found
 
 
-class _Stages:
-    """Reports how far the examination has come."""
-
-    def __init__(self, progress: Report) -> None:
-        self._report, self._place = progress, 0
-        self._reporter = Reporter(progress, _STAGES[0])
+class _Stages(Reporter):
+    """Reports how far the whole examination has come, in per cent."""
 
     def begin(self, name: str) -> None:
         """The next stage."""
-        self._place = _STAGES.index(name)
-        self._reporter = Reporter(self._report, name)
+        self._what = name
         self.tell(0, 1)
 
     def tell(self, done: int, total: int) -> None:
         """A part of it is done."""
-        whole = 100 * (self._place + done / total) / len(_STAGES)
-        self._reporter(round(whole), 100)
-
-    def close(self) -> None:
-        """The end of the line."""
-        self._reporter.close()
+        self(round(100 * (_STAGES.index(self._what) + done / total) / len(_STAGES)), 100)

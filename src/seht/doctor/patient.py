@@ -91,17 +91,8 @@ class Patient:
 
     def _first_look(self) -> bool:
         """Refuse a loss that cannot be one, before anything long is begun; whether there is aux."""
-        batch = self.batches[0]
-        try:
-            with torch.enable_grad(), BorrowedBuffers(self.model):
-                output = self.loss_fn(self.model, batch)
-        except Exception as error:
-            raise TypeError(
-                f"loss_fn(model, batch) raised {type(error).__name__}: {one_line(error)}; it is "
-                f"called with the model and one batch (here a {type(batch).__name__}) and returns "
-                "the loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])"
-            ) from error
-        found, _, aux = split(output)
+        with torch.enable_grad(), BorrowedBuffers(self.model):
+            found, _, aux = split(self.objective.called(self.batches[0], Exception))
         loss = check_loss(found)
         self.objective.check_finite(float(loss.detach()), 0)
         return aux

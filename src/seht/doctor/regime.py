@@ -98,8 +98,8 @@ def judge(
     if part > _MEMORISED and not gap <= 2 * error:
         return "memorising", (
             f"{100 * part:.0f} % of the held-out loss is not there on training data: the model "
-            "memorises, "
-            "and that is where the penalty gained in trials, most with wrong labels or few data"
+            "memorises, and that is where the penalty gained in trials, most with wrong labels or "
+            "few data"
         )
     return "between", (
         f"{100 * part:.0f} % of the held-out loss is not there on training data: some of it is "

@@ -87,7 +87,6 @@ class DoctorReport(PlainResult):
         return plain({"ok": self.ok, "verdict": self.verdict, **values})
 
     def __str__(self) -> str:
-        """One page."""
         shares, kind = self.shares, self.choice.curvature
         head = (
             f"{self.model}: {self.check.weights:,} probed weights in {self.check.tensors} tensors"

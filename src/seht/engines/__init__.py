@@ -84,6 +84,7 @@ def make_engine(name: str, options: dict[str, Any] | None = None) -> Engine:
     return cls(**(options or {}))
 
 
-def engine_options() -> set[str]:
+def engine_options() -> list[str]:
     """The names of all options that some engine knows."""
-    return {name for cls in ENGINES.values() for name in inspect.signature(cls).parameters}
+    names = (inspect.signature(engine).parameters for engine in ENGINES.values())
+    return list(dict.fromkeys(name for own in names for name in own))

@@ -20,8 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from seht.errors import warn
-from seht.integrations import log_values
-from seht.integrations.length import check_accumulation, counted
+from seht.integrations import check_accumulation, log_values, tell_length
 from seht.penalty import HessianTrace
 from seht.strength.held_out import length_of
 
@@ -41,12 +40,8 @@ class Follow(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The number of optimiser steps is known now, and the optimiser is there."""
-        steps, batches = state.max_steps, length_of(kwargs.get("train_dataloader"))
-        if steps > 0:
-            if batches > 0:
-                together = args.gradient_accumulation_steps
-                steps = counted(steps, batches, together, self.penalty.accumulate)
-            self.penalty.lasts(steps)
+        batches = length_of(kwargs.get("train_dataloader"))
+        tell_length(self.penalty, state.max_steps, batches, args.gradient_accumulation_steps)
         self.penalty.equip(optimizer=kwargs.get("optimizer"))
 
     def on_train_end(
@@ -144,18 +139,15 @@ class SehtMixin:
         if resume_from_checkpoint is True:
             trainer: Any = self
             folder = get_last_checkpoint(trainer.args.output_dir)
-        if folder:
-            self._resume(Path(folder) / STATE)
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-
-    def _resume(self, path: Path) -> None:
-        if path.exists():
+        path = Path(folder or "") / STATE
+        if folder and path.exists():
             self.penalty.load_state_dict(torch.load(path, weights_only=True))
-        else:
+        elif folder:
             warn(
                 f"seht: {path} is missing, so that the penalty starts at its step 0, warm-up "
                 "included; was the checkpoint written without a penalty?"
             )
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
 
 class SehtTrainer(SehtMixin, Trainer):

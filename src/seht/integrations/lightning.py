@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from seht.extras import need
-from seht.integrations import log_values
-from seht.integrations.length import check_accumulation, counted
+from seht.integrations import check_accumulation, log_values, tell_length
 from seht.penalty import HessianTrace
 
 if TYPE_CHECKING:
@@ -75,11 +73,7 @@ class SehtCallback(Callback):
         penalty, together = self._penalty(pl_module), trainer.accumulate_grad_batches
         check_accumulation(penalty, together)
         steps = trainer.estimated_stepping_batches
-        if math.isfinite(steps) and steps > 0:
-            steps, batches = int(steps), trainer.num_training_batches
-            if math.isfinite(batches) and batches > 0:
-                steps = counted(steps, int(batches), together, penalty.accumulate)
-            penalty.lasts(steps)
+        tell_length(penalty, steps, trainer.num_training_batches, together)
         if self.held_out is not None:
             penalty.equip(held_out=_there(self.held_out, trainer.strategy.batch_to_device))
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from seht.engines import loss_in_logits
-from seht.errors import check_positive
+from seht.errors import check_options, check_positive
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import DataOptions, Objective, measuring
 from seht.measure.results import PlainResult
@@ -73,7 +73,6 @@ class BoundResult(PlainResult):
         return None if self.terms is None else sum(self.terms.values())
 
     def __str__(self) -> str:
-        """A table of the averages and the terms."""
         rows = [
             ("derivatives in the logits", ""),
             ("mean norm of the gradient", number(self.jacobian)),
@@ -118,12 +117,14 @@ def bound(
         options: ``seed`` (of the probes, with many classes), ``progress``, ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(bound, options, DataOptions.__annotations__)
     check_positive("cap", cap)
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie between 0 and 1, not {delta!r}")
     layer = _only_linear(model)
     parts = []
-    with measuring("bound", model, loss_fn, data, params=_every, boundary=boundary, **options) as m:
+    chosen: dict[str, Any] = {"params": lambda name, tensor: True, "boundary": boundary}
+    with measuring("bound", model, loss_fn, data, **chosen, **options) as m:
         for place, (batch, _) in enumerate(m.read()):
             parts.append(_averages(m.objective, batch, layer, mix(m.seed, 17, place)))
             m.tell(place + 1, m.batches.total)
@@ -160,10 +161,6 @@ def bound(
     )
 
 
-def _every(name: str, tensor: Tensor) -> bool:
-    return True
-
-
 class _Averages(NamedTuple):
     """Averages over the rows of logits of one micro-batch."""
 
@@ -184,12 +181,9 @@ def _averages(objective: Objective, batch: Any, layer: nn.Linear | None, seed: i
         longest.append(float(inputs[0].detach().double().square().sum(-1).max()) + constant)
 
     handle = None if layer is None else layer.register_forward_pre_hook(see)
-    closure = objective.closure(batch)
+    closure, boundary = objective.closure(batch), objective.boundary
     try:
-        with loss_in_logits(objective.model, closure, objective.chosen, objective.boundary) as (
-            z,
-            g,
-        ):
+        with loss_in_logits(objective.model, closure, objective.chosen, boundary) as (z, g):
             classes, rows = z.shape[-1], z.numel() // z.shape[-1]
             # The loss is a mean over rows: rows times its gradient is that of each row's loss.
             jacobian = float((rows * g.detach().double()).norm(dim=-1).mean())

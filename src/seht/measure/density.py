@@ -1,15 +1,10 @@
 r"""The density of the Hessian's eigenvalues, by stochastic Lanczos quadrature.
 
-.. math:: \phi(\lambda) = \frac1n \sum_i \delta(\lambda - \lambda_i)
-          \approx \frac1K \sum_k \sum_j \tau_{kj}^2\, \delta(\lambda - \theta_{kj})
+.. math:: \phi(\lambda) \approx \frac1K \sum_k \sum_j \tau_{kj}^2\, \delta(\lambda - \theta_{kj})
 
-For each random start :math:`v_k` the Lanczos recurrence gives a tridiagonal matrix, whose
-eigenvalues :math:`\theta_{kj}` are the nodes and the squared first entries of whose eigenvectors,
-:math:`\tau_{kj}^2`, the weights of a Gauss quadrature of :math:`v_k^T f(H) v_k`. Every new vector
-is orthogonalised against all before it, twice: without that rounding makes copies of large
-eigenvalues. For drawing, each delta becomes a Gaussian of width ``width``.
-
-Ubaru, Chen and Saad, SIAM J. Matrix Anal. 38 (2017); Ghorbani, Krishnan and Xiao, arXiv 1901.10159.
+From a random start :math:`v_k` the Lanczos recurrence makes a tridiagonal matrix, with eigenvalues
+:math:`\theta_{kj}` and first entries :math:`\tau_{kj}` of its eigenvectors. For drawing, each delta
+becomes a Gaussian of width ``width``.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
+from seht.errors import check_count, check_options, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import lanczos
 from seht.measure.numbers import duration, number, said, with_error
@@ -124,6 +119,7 @@ def density(
         options: ``curvature``, ``boundary``, ``seed`` (of the starts), ``progress``, ``params``,
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(density, options, CurvatureOptions.__annotations__)
     check_count("probes", probes)
     check_count("steps", steps)
     check_count("points", points, 2)

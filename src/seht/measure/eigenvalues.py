@@ -1,10 +1,7 @@
 r"""The ends of the spectrum: the largest and the smallest eigenvalues of the Hessian.
 
-SciPy's ARPACK (implicitly restarted Lanczos; Lehoucq, Sorensen and Yang, *ARPACK Users' Guide*,
-1998) on Hessian-vector products over the whole data set. For each eigenpair the residual
-:math:`r = |Hv - \lambda v|` is measured with one more product; as H is symmetric an eigenvalue lies
-within r of :math:`\lambda`. With few products to spend, one Krylov space serves both ends
-(:mod:`seht.measure.krylov`).
+For each eigenpair the residual :math:`r = |Hv - \lambda v|` is measured with one more product; as H
+is symmetric an eigenvalue lies within r of :math:`\lambda`.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, unknown
+from seht.errors import check_count, check_options, check_positive, unknown
 from seht.extras import need
 from seht.measure.keep import unit_normal
 from seht.measure.krylov import Pairs, both_ends, lanczos
@@ -58,7 +55,6 @@ class EigenvaluesResult(PlainResult):
     """With ``vectors=True``, eigenvectors as rows: those of ``largest``, then of ``smallest``."""
 
     def __str__(self) -> str:
-        """A table of the values with the bounds of their errors."""
         matrix = "Gauss-Newton matrix" if self.curvature == "ggn" else "Hessian"
         title = (
             f"eigenvalues of the {matrix} ({self.weights:,} weights) on {self.samples:,} samples, "
@@ -126,6 +122,7 @@ def eigenvalues(
             ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.
     """
+    check_options(eigenvalues, options, CurvatureOptions.__annotations__)
     search = Search(largest, smallest, tol, max_products, solver)
     with measuring("eigenvalues", model, loss_fn, data, **options) as m:
         return search(m, vectors)
@@ -146,6 +143,8 @@ class Search:
         check_count("largest", self.largest, 0)
         check_count("smallest", self.smallest, 0)
         check_count("max_products", self.most)
+        if self.tol != 0:  # as far as rounding lets it
+            check_positive("tol", self.tol)
         if self.largest + self.smallest == 0:
             raise ValueError("largest and smallest are both 0: ask for at least one eigenvalue")
         if self.solver not in SOLVERS:

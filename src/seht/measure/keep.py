@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from seht.precision.policy import autocasts
 from seht.probes import generator, mix
 from seht.tensors.random_state import own_randomness
 from seht.tensors.undo import uninterrupted
@@ -34,9 +33,11 @@ def untouched(model: nn.Module, seed: int = 0) -> Iterator[None]:
         with (
             evaluating(model, wanted=False),
             own_randomness(),
-            _full_precision(),
+            ExitStack() as stack,
             torch.inference_mode(False),
         ):
+            for device, _ in autocasts():  # second differences drown in half precision's rounding
+                stack.enter_context(torch.autocast(device, enabled=False))
             torch.manual_seed(mix(seed, 7) >> 1)
             yield
     finally:
@@ -73,16 +74,6 @@ def _restore(tensor: Tensor, value: Tensor) -> None:
 def _bits(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous().flatten()
     return flat.view(torch.uint8) if flat.numel() else flat
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No autocast: second differences drown in the rounding of half precision."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a machine without CUDA
-        cuda: Any = torch.autocast("cuda", enabled=False)
-    with torch.autocast("cpu", enabled=False), cuda:
-        yield
 
 
 def unit_normal(shape: torch.Size, seed: int, *place: int) -> Tensor:

@@ -1,12 +1,6 @@
-r"""The loss landscape around a model: filter-normalised slices in one or two random directions.
+"""The loss landscape around a model: filter-normalised slices in one or two random directions.
 
-.. math:: f(\alpha) = L(w + \alpha d), \qquad f(\alpha, \beta) = L(w + \alpha d_1 + \beta d_2)
-
-Each filter of a direction (a row of a weight's first axis) is scaled to the norm of the model's own
-filter, :math:`d_f \leftarrow d_f \lVert w_f \rVert / \lVert d_f \rVert`, so that models of
-different scale can be compared. Biases and norm scales stay where they are.
-
-Li, Xu, Taylor, Studer and Goldstein, arXiv 1712.09913.
+A filter is a row of a weight's first axis. Biases and norm scales stay where they are.
 """
 
 from __future__ import annotations
@@ -20,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
+from seht.errors import check_count, check_options, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import Options, measuring
@@ -113,6 +107,7 @@ def landscape(
             ``progress``, ``params``, ``micro_batch``, ``batch_dim`` and ``limit``, as in
             :func:`seht.measure.trace`.
     """
+    check_options(landscape, options, Options.__annotations__)
     if dims not in (1, 2):
         raise ValueError(f"dims must be 1 or 2, not {dims!r}")
     check_count("points", points, 2)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seht import probes
 from seht.distributed import ranks_of
 from seht.engines import Products
-from seht.errors import NonFiniteError
+from seht.errors import NonFiniteError, one_line
 from seht.functional import check_curvature
 from seht.measure.data import Batches, cut
 from seht.measure.keep import untouched
@@ -83,7 +83,7 @@ class Objective:
 
     def loss(self, batch: Any) -> float:
         """The loss of a batch, without a graph; no buffer moves."""
-        found = self.evaluated(lambda: self._called(batch))
+        found = self.evaluated(lambda: self.called(batch, TypeError, AttributeError, KeyError))
         return float(check_loss(split(found)[0], graph=False).detach())
 
     def evaluated(self, closure: Callable[[], Any]) -> Any:
@@ -102,15 +102,16 @@ class Objective:
         self._inner.append(True)
         return found
 
-    def _called(self, batch: Any) -> Any:
-        """What loss_fn returns; if it is a plain criterion, the error says how it is called."""
+    def called(self, batch: Any, *mistakes: type[Exception]) -> Any:
+        """What loss_fn returns; after these ``mistakes`` the error says how it is called."""
         try:
             return self.loss_fn(self.model, batch)
-        except (TypeError, AttributeError, KeyError) as error:
+        except mistakes as error:
             raise TypeError(
-                f"loss_fn(model, batch) raised {type(error).__name__}: {error}; it is called with "
-                f"the model and one batch (here a {type(batch).__name__}) and returns the mean "
-                "loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), for example"
+                f"loss_fn(model, batch) raised {type(error).__name__}: {one_line(error)}; it is "
+                f"called with the model and one batch (here a {type(batch).__name__}) and returns "
+                "the mean loss: lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), "
+                "for example"
             ) from error
 
     def first_look(self, batch: Any, count: int, axis: int) -> None:
@@ -261,25 +262,6 @@ def flat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().double().flatten().cpu() for part in parts])
 
 
-def make_objective(
-    model: Any, loss_fn: Any, params: probes.ParamSpec, curvature: str, boundary: str | None = None
-) -> Objective:
-    """Refuse what cannot be measured."""
-    check_arguments(model, loss_fn, "loss_fn")
-    check_curvature(curvature)
-    if params is not None and not callable(params) and not isinstance(params, str):
-        params = tuple(params)  # a generator would be empty the next time
-    ranks_of(model).need_whole("seht.measure")
-    chosen = probes.choose(model, params)
-    for name, tensor in chosen.tensors.items():
-        if tensor.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                f"parameter {name!r} is {tensor.dtype}; second derivatives drown in its rounding. "
-                "Measure a copy in float32: copy.deepcopy(model).float()"
-            )
-    return Objective(model, loss_fn, chosen, curvature, boundary, params)
-
-
 @contextmanager
 def measuring(
     what: str,
@@ -301,9 +283,21 @@ def measuring(
 
     Data that can be read only once is kept if it is to be read ``again``.
     """
-    probes.check_seed(seed)
+    seed = probes.check_seed(seed)
     reporter = Reporter(progress, what)
-    objective = make_objective(model, loss_fn, params, curvature, boundary)
+    check_arguments(model, loss_fn, "loss_fn")
+    check_curvature(curvature)
+    if params is not None and not callable(params) and not isinstance(params, str):
+        params = tuple(params)  # a generator would be empty the next time
+    ranks_of(model).need_whole("seht.measure")
+    chosen = probes.choose(model, params)
+    for name, tensor in chosen.tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"parameter {name!r} is {tensor.dtype}; second derivatives drown in its rounding. "
+                "Measure a copy in float32: copy.deepcopy(model).float()"
+            )
+    objective = Objective(model, loss_fn, chosen, curvature, boundary, params)
     axis = 0 if batch_dim is None else batch_dim
     batches = Batches(
         data, size=micro_batch, axis=axis, limit=limit, device=objective.device, again=again

@@ -24,7 +24,6 @@ class Progress:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """A short line."""
         share = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
         value = "" if self.estimate is None else f"  {self.estimate:.4g}"
         if value and self.stderr is not None:

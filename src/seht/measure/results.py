@@ -49,7 +49,6 @@ class Layer:
         return interval(self.estimate, self.stderr, self.dof, level)
 
     def __str__(self) -> str:
-        """One line."""
         return f"{with_error(self.estimate, self.stderr)} ({self.weights:,} weights)"
 
 
@@ -101,7 +100,6 @@ class TraceResult(PlainResult):
         return {**super().as_dict(), "interval": plain(self.interval())}
 
     def __str__(self) -> str:
-        """One line."""
         kind = "tr(G)" if self.curvature == "ggn" else "tr(H)"
         low, high = self.interval()
         said = f"{kind} = {self.estimate:.4g} +- {self.stderr:.2g} (95 %: {low:.4g} to {high:.4g})"

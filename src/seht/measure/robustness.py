@@ -1,10 +1,4 @@
-r"""Robustness: how much the loss rises when weights are rounded, or disturbed in proportion.
-
-*Rounding* to b bits: the nearest of :math:`2^b - 1` levels around zero, with a scale for each
-output channel. *Noise*: Gaussian, with a deviation of a share f of each tensor's root mean square
-:math:`r_t`; for small f the mean rise is :math:`\tfrac{f^2}{2} \sum_t r_t^2\,\mathrm{tr}(H_t)` on
-smooth networks, :math:`H_t` a tensor's own block of the Hessian, which stands beside it.
-"""
+"""Robustness: how much the loss rises when weights are rounded, or disturbed in proportion."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive, warn
+from seht.errors import check_count, check_options, check_positive, warn
 from seht.measure.data import kept
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
@@ -59,7 +53,6 @@ class RobustnessResult(PlainResult):
     seconds: float
 
     def __str__(self) -> str:
-        """A table of the rises."""
         rows = [("rise of the loss", "")]
         rows += [(f"rounded to {bits} bits", number(rise)) for bits, rise in self.rounded.items()]
         for share, found in self.noise.items():
@@ -114,6 +107,10 @@ def robustness(
             are changed; all of two or more dimensions if not given), ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(robustness, options, Options.__annotations__)
+    for name, several in (("bits", bits), ("noise", noise)):
+        if not isinstance(several, Sequence) or isinstance(several, str):
+            raise TypeError(f"{name} must be a sequence such as ({several!r},), not {several!r}")
     for count in bits:
         if not (isinstance(count, int) and 2 <= count <= 16):
             raise ValueError(f"bits must be whole numbers from 2 to 16, not {count!r}")

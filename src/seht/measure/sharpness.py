@@ -1,14 +1,9 @@
 r"""Sharpness: how much the loss rises when the weights are moved by a given distance.
 
-*Random*: :math:`E[L(w + \rho u)] - L(w)` with u uniform on the unit sphere. For small
-:math:`\rho` it tends to :math:`\rho^2\,\mathrm{tr}(H) / 2n` on smooth networks, n the number of
-weights (a ReLU network has kinks besides, which the trace does not see). Each u is used with both
-signs, so that the gradient's part cancels.
-
-*Adversarial*: :math:`\max_{|d| \le \rho} L(w + d) - L(w)`, from below: projected gradient ascent
-that starts with SAM's step :math:`\rho\,g / |g|` (Foret et al., arXiv 2010.01412) and keeps the
-best point seen. A maximum that a search finds is a lower bound of the true one; ``gain`` says how
-much the last steps still added.
+In random directions the mean rise tends to :math:`\rho^2\,\mathrm{tr}(H) / 2n` for small
+:math:`\rho`, on smooth networks of n weights (a ReLU network has kinks besides, which the trace
+does not see). Each direction is used with both signs, so that the gradient's part cancels. The
+maximum that a search finds is a lower bound of the true one.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from seht.errors import check_count, check_positive
+from seht.errors import check_count, check_options, check_positive
 from seht.measure.keep import unit_normal
 from seht.measure.numbers import duration, number, said, with_error
 from seht.measure.objective import Measurement, Options, measuring
@@ -60,7 +55,6 @@ class SharpnessResult(PlainResult):
     seconds: float
 
     def __str__(self) -> str:
-        """A table of the rises."""
         rows = [
             ("rise of the loss", ""),
             ("random, mean", with_error(self.random, self.random_stderr)),
@@ -109,6 +103,7 @@ def sharpness(
         options: ``seed`` (of the directions), ``progress``, ``params`` (which tensors are moved),
             ``micro_batch``, ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(sharpness, options, Options.__annotations__)
     check_positive("rho", rho)
     check_count("draws", draws)
     check_count("steps", steps)

@@ -1,13 +1,8 @@
 r"""Linear stability of gradient flow at a model (the paper's section 3.4).
 
-Gradient descent with small steps follows :math:`\dot w = -g(w)`, whose Jacobian is :math:`-H`. At
-an equilibrium (:math:`g = 0`) the flow is asymptotically stable if every eigenvalue of :math:`-H`
-is negative, and unstable if one is positive. A trained network is rarely an equilibrium exactly,
-and an over-parametrised one has eigenvalues of zero, where linear theory is silent: the result says
-so.
-
-Gradient descent itself, with learning rate :math:`\eta`, is stable along an eigenvector only while
-:math:`\eta < 2 / \lambda_{max}`.
+Gradient descent with small steps follows :math:`\dot w = -g(w)`, whose Jacobian is :math:`-H`. A
+trained network is rarely an equilibrium exactly, and an over-parametrised one has eigenvalues of
+zero, where linear theory is silent: the result says so.
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ from typing import Any
 from torch import nn
 from typing_extensions import Unpack
 
+from seht.errors import check_options
 from seht.measure.eigenvalues import EigenvaluesResult, Search
 from seht.measure.objective import Options, measuring
 from seht.measure.results import PlainResult
@@ -54,7 +50,6 @@ class StabilityResult(PlainResult):
     """The eigenvalues of H."""
 
     def __str__(self) -> str:
-        """In words."""
         here = "an equilibrium" if self.equilibrium else "no equilibrium"
         limit = "no curvature limits the learning rate of gradient descent"
         if self.largest_rate is not None:
@@ -107,6 +102,7 @@ def stability(
         options: ``seed`` (of the start vector), ``progress``, ``params``, ``micro_batch``,
             ``batch_dim`` and ``limit``, as in :func:`seht.measure.trace`.
     """
+    check_options(stability, options, Options.__annotations__)
     if not equilibrium > 0:
         raise ValueError(f"equilibrium must be a positive number, not {equilibrium!r}")
     search = Search(largest, smallest, tol, max_products, solver)

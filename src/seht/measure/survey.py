@@ -20,7 +20,7 @@ from seht.measure.keep import evaluating
 from seht.measure.landscape import LandscapeResult, landscape
 from seht.measure.numbers import aligned, duration, number, with_error
 from seht.measure.progress import Report
-from seht.measure.results import TraceResult
+from seht.measure.results import PlainResult, TraceResult
 from seht.measure.robustness import LAYER_BITS, RobustnessResult, check_floating, robustness
 from seht.measure.sharpness import SharpnessResult, sharpness
 from seht.measure.stability import StabilityResult, stability
@@ -75,7 +75,7 @@ class SurveyPlan:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Findings(PlainResult):
     """The results for one model; ``None`` for what was not asked for."""
 
     name: str
@@ -95,12 +95,8 @@ class Findings:
         return terminal([self])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            key: value.as_dict() if hasattr(value, "as_dict") else value
-            for key, value in vars(self).items()
-            if value is not None
-        }
+        """Plain data for JSON, of what was asked for."""
+        return {key: value for key, value in super().as_dict().items() if value is not None}
 
 
 def survey(subject: Subject, plan: SurveyPlan, progress: Report = None) -> Findings:
@@ -275,16 +271,12 @@ def notes(found: Findings) -> list[str]:
             "of the loss"
         )
     if found.bound is not None:
-        b = found.bound
+        b, terms = found.bound, ""
+        if b.terms is not None:
+            parts = ", ".join(f"{name} {number(value)}" for name, value in b.terms.items())
+            terms = f"terms of the bound: {parts}, in all {number(b.total)}, "
         said.append(
             f"derivatives in the logits (section 3.2): mean norm {number(b.jacobian)}, mean trace "
-            f"{number(b.hessian)}; {_terms(b)}{b.note}"
+            f"{number(b.hessian)}; {terms}{b.note}"
         )
     return said
-
-
-def _terms(bound: BoundResult) -> str:
-    if bound.terms is None:
-        return ""
-    parts = ", ".join(f"{name} {number(value)}" for name, value in bound.terms.items())
-    return f"terms of the bound: {parts}, in all {number(bound.total)}, "

@@ -1,9 +1,8 @@
-r"""The trace of the Hessian of a whole data set's mean loss, with an honest error.
+"""The trace of the Hessian of a whole data set's mean loss, with an honest error.
 
-:math:`\mathrm{tr}(H) = \frac1N \sum_n \mathrm{tr}(H_n)`: the mean over examples, each with a probe
-of its own where the loss allows it. The data is read in micro-batches; in each, ``probes``
-independent replicates are drawn, whose spread gives the standard error *over probes given the data*
-(:mod:`seht.measure.stats`). The spread between examples is no error of this quantity.
+The data is read in micro-batches. In each, independent replicates are drawn, whose spread gives the
+standard error *over probes given the data* (:mod:`seht.measure.stats`); the spread between examples
+is no error of this quantity.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from seht.engines import Replicates
-from seht.errors import check_count, check_positive, unknown
+from seht.errors import check_count, check_options, check_positive, unknown
 from seht.measure.data import MICRO_BATCH
 from seht.measure.objective import CurvatureOptions, Measurement, measuring
 from seht.measure.probing import Probing
@@ -87,6 +86,7 @@ def trace(
             - ``limit``: read at most this many examples; ``sampling_stderr`` then says how far
               the result may be from that of all data.
     """
+    check_options(trace, options, CurvatureOptions.__annotations__)
     found = read(
         model, loss_fn, data, tol=tol, probes=probes, per_layer=per_layer, method=method, **options
     )

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from seht.errors import check_count
+from seht.errors import check_count, check_options, options_of
 from seht.measure.data import reads_once
 from seht.measure.keep import evaluating
+from seht.measure.objective import CurvatureOptions
 from seht.measure.results import TraceResult
 from seht.measure.trace import trace
 from seht.task import LossFn
@@ -26,7 +27,6 @@ class Tracked:
     result: TraceResult
 
     def __str__(self) -> str:
-        """One line."""
         return f"step {self.step:,}: {self.result}"
 
     def values(self, prefix: str = "") -> dict[str, float]:
@@ -97,6 +97,7 @@ class Tracker:
         clock: Callable[[], float] = time.perf_counter,
         **options: Any,
     ) -> None:
+        check_options(Tracker, options, options_of(trace), CurvatureOptions.__annotations__)
         if (every is None) == (budget is None):
             raise ValueError("give one of every= (steps) and budget= (a share of the time)")
         check_count("every", every, optional=True)

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from seht.errors import warn
-from seht.strength.path import WeightPath
 from seht.strength.share_weight import SHARE, ShareWeight
 from seht.strength.tuned_weight import TunedWeight
 from seht.strength.tuning import Tuning
-from seht.strength.weight import PathWeight, Weight
+from seht.strength.weight import PathWeight, Weight, WeightPath
 
 
 class OpenWeight(ShareWeight):

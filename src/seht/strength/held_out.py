@@ -82,7 +82,10 @@ class HeldOutBatches:
             except StopIteration:
                 self._iterator = None
             finally:
-                _leave(self._batches)
+                # Accelerate takes the loader that was begun last for the training's, and at that
+                # one's end ends an accumulated step: held-out batches must not stay the last.
+                if hasattr(self._batches, "gradient_state"):
+                    self._batches.end()  # type: ignore[attr-defined]
         raise ValueError(
             "the held-out batches have run out: the iterable gives none when it is begun again; "
             "pass a DataLoader or a list, not an iterator or a generator"
@@ -111,14 +114,6 @@ class HeldOutBatches:
         self._batches, self._loss_fn, read = state
         self._last = None
         self.go_on(read)
-
-
-def _leave(batches: Any) -> None:
-    """Accelerate takes the loader that was begun last for the training's, and at that one's end
-    ends an accumulated step: held-out batches must not stay the last.
-    """
-    if hasattr(batches, "gradient_state"):
-        batches.end()
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -112,11 +112,10 @@ def check_weight(weight: Any) -> float:
 
 def check_length(name: str, value: Any) -> None:
     """A whole number of steps, or a fraction of the training."""
-    if isinstance(value, float):
-        if not 0 < value < 1:
-            raise ValueError(
-                f"{name} must be a whole number of steps, or a fraction between 0 and 1 of "
-                f"total_steps, not {value!r}"
-            )
-        return
-    check_count(name, value, 0)
+    if not isinstance(value, float):
+        check_count(name, value, 0)
+    elif not 0 < value < 1:
+        raise ValueError(
+            f"{name} must be a whole number of steps, or a fraction between 0 and 1 of "
+            f"total_steps, not {value!r}"
+        )

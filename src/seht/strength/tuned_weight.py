@@ -8,14 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from seht.errors import NonFiniteError, warn
-from seht.strength.gap import Gap
-from seht.strength.path import WeightPath
-from seht.strength.phase import Phase
+from seht.strength.phase import Gap, Phase
 from seht.strength.products import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.schedule import Schedule
 from seht.strength.share_weight import ShareWeight
 from seht.strength.tuning import Position, Tuning
-from seht.strength.weight import Weight
+from seht.strength.weight import Weight, WeightPath
 
 _POINTS = 2000
 """A path with more points than this is thinned out."""

@@ -15,9 +15,9 @@ What trials added to that:
   without a bound the weight ran away on clean data (the gradient *after* the step does see it, but
   not the later benefit of a smaller trace, and let the weight fall while it was needed);
 - the cosine does not see whether anything is memorised: the weight waits until the held-out loss is
-  above the training loss (:mod:`seht.strength.gap`) and has stopped falling, and grows gradually
-  then, as no network bears all of it at once; it shrinks where it does harm, and where the held-out
-  loss rises in spite of it the bound is too low, and is lifted (:mod:`seht.strength.phase`);
+  above the training loss and has stopped falling, and grows gradually then; it shrinks where it
+  does harm, and where the held-out loss rises in spite of it the bound is too low, and is lifted
+  (:mod:`seht.strength.phase`);
 - late looks count less, because fewer steps are left for the weight to act: without that, the
   weight fell at the end of the training and wrong labels were learnt after all.
 """
@@ -77,7 +77,7 @@ class Tuning:
         gap: the weight may apply in full if the training loss is this fraction of the held-out loss
             below it; at half of this gap or less only a fiftieth of it does. From a fiftieth it
             grows by a half from look to look, once the held-out loss has stopped falling; 0 applies
-            it from the start (:mod:`seht.strength.gap`, :mod:`seht.strength.phase`).
+            it from the start (:mod:`seht.strength.phase`).
         beyond: how many times ``most`` the share may become while the held-out loss rises and the
             training loss falls (:mod:`seht.strength.phase`); 1: never beyond ``most``.
     """

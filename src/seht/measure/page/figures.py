@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seht.measure.page import drawing
@@ -41,27 +41,22 @@ def groups(found: Sequence[Findings]) -> list[Group]:
         (
             "Spectrum",
             "The largest and the smallest eigenvalues, and where the others lie.",
-            [*_ends(found), *_density(found)],
+            [*_figure(found, "eigenvalues"), *_figure(found, "density")],
         ),
         (
             "Landscape",
             "A step of 1 moves each filter by its own norm. The shade is one standard error over "
             "directions; contours are lines of equal loss, the dot is the model.",
-            [*_slices(found), *_planes(found)],
+            [*_figure(found, "landscape"), *_planes(found)],
         ),
         (
             "Robustness",
             "The rise of the loss under Gaussian noise of a share of each tensor's root mean "
             "square, dashed as the trace predicts it; and with one layer alone rounded to "
             f"{LAYER_BITS} bits: what rises by nothing can be rounded.",
-            [*_noise(found), *_rounded(found)],
+            [*_figure(found, "robustness"), *_rounded(found)],
         ),
     ]
-
-
-def _known(found: Sequence[Findings], part: str) -> list[tuple[int, Any]]:
-    """Number and result of every model that has this part."""
-    return [(i, getattr(f, part)) for i, f in enumerate(found) if getattr(f, part) is not None]
 
 
 def _trace(found: Sequence[Findings]) -> list[Panel]:
@@ -76,6 +71,17 @@ def _trace(found: Sequence[Findings]) -> list[Panel]:
     height = 0.9 + 0.42 * len(found)
     kind = "tr(G)" if found[0].trace.curvature == "ggn" else "tr(H)"
     return [panel(f"{kind} and its 95 % interval", draw, size=(5.0, height))]
+
+
+Known = list[tuple[int, Any]]
+"""Number and result of every model that has a part."""
+
+
+def _figure(found: Sequence[Findings], part: str) -> list[Panel]:
+    """One drawing of all models that have this part, if any has it."""
+    title, x, draw = FIGURES[part]
+    known = [(i, getattr(f, part)) for i, f in enumerate(found) if getattr(f, part) is not None]
+    return [panel(title, lambda axes: draw(axes, known), x=x)] if known else []
 
 
 def _shares(found: Findings) -> dict[str, tuple[float, float]]:
@@ -124,86 +130,52 @@ def _bars(
     return [panel(title, draw, size=(5.0, tall))]
 
 
-def _noise(found: Sequence[Findings]) -> list[Panel]:
-    known = [(i, r.noise) for i, r in _known(found, "robustness") if r.noise]
-    if not known:
-        return []
-
-    def draw(axes: Axes) -> None:
-        for i, noise in known:
-            x, shown = [100 * share for share in noise], list(noise.values())
-            errors = [n.stderr if math.isfinite(n.stderr) else 0.0 for n in shown]
-            predicted = [n.predicted for n in shown]
-            axes.errorbar(x, [n.rise for n in shown], errors, fmt="o-", color=colour(i), ms=5)
-            axes.plot(x, predicted, "--", color=colour(i), lw=1.2)
-        values = [v for _, noise in known for n in noise.values() for v in (n.rise, n.predicted)]
-        if all(v > 0 for v in values):
-            axes.set_yscale("log")
-        axes.set_xscale("log")
-
-    return [panel("Rise under noise", draw, x="noise, % of each tensor's root mean square")]
-
-
-def _ends(found: Sequence[Findings]) -> list[Panel]:
-    known = _known(found, "eigenvalues")
-    if not known:
-        return []
-
-    def draw(axes: Axes) -> None:
-        for i, ends in known:
-            values = [*ends.largest, *reversed(ends.smallest)]
-            errors = [*ends.largest_residuals, *reversed(ends.smallest_residuals)]
-            offset = 0.12 * (i - (len(found) - 1) / 2)
-            # The last places belong to the smallest, whatever the number of the largest.
-            count = max(len(e.largest) for _, e in known)
-            places = [1 + k + offset for k in range(len(ends.largest))]
-            last = max(len(e.smallest) for _, e in known)
-            start = count + 1 + last - len(ends.smallest)
-            places += [start + 1 + k + offset for k in range(len(ends.smallest))]
-            axes.vlines(places, 0, values, color=colour(i), lw=1.4)
-            axes.errorbar(
-                places, values, yerr=errors, fmt="o", color=colour(i), ms=5, elinewidth=1.2
-            )
-        axes.axhline(0, color=FAINT, lw=0.8)
-        axes.set_xticks([])
-        axes.xaxis.keep_ticks = True  # type: ignore[attr-defined]
-
-    return [panel("Largest and smallest eigenvalues", draw, x="largest … smallest")]
-
-
-def _density(found: Sequence[Findings]) -> list[Panel]:
-    known = _known(found, "density")
-    if not known:
-        return []
-    floor = min(1e-2 / (d.size * d.width) for _, d in known)
-    top = max(max(d.density) for _, d in known)
-
-    def draw(axes: Axes) -> None:
-        for i, d in known:
-            axes.plot(d.grid, [max(v, floor / 10) for v in d.density], color=colour(i), lw=1.6)
-            band(axes, d.grid, d.density, d.stderr, colour(i), floor / 10)
+def _noise(axes: Axes, known: Known) -> None:
+    for i, robust in known:
+        x, shown = [100 * share for share in robust.noise], list(robust.noise.values())
+        errors = [n.stderr if math.isfinite(n.stderr) else 0.0 for n in shown]
+        axes.errorbar(x, [n.rise for n in shown], errors, fmt="o-", color=colour(i), ms=5)
+        axes.plot(x, [n.predicted for n in shown], "--", color=colour(i), lw=1.2)
+    noises = [n for _, robust in known for n in robust.noise.values()]
+    if all(min(n.rise, n.predicted) > 0 for n in noises):
         axes.set_yscale("log")
-        axes.set_ylim(floor, 2 * top)
-
-    return [panel("Density of the eigenvalues", draw, x="eigenvalue")]
+    axes.set_xscale("log")
 
 
-def _slices(found: Sequence[Findings]) -> list[Panel]:
-    known = _known(found, "landscape")
-    if not known:
-        return []
+def _ends(axes: Axes, known: Known) -> None:
+    # The last places belong to the smallest, whatever the number of the largest.
+    count = max(len(ends.largest) for _, ends in known)
+    last = max(len(ends.smallest) for _, ends in known)
+    for place, (i, ends) in enumerate(known):
+        values = [*ends.largest, *reversed(ends.smallest)]
+        errors = [*ends.largest_residuals, *reversed(ends.smallest_residuals)]
+        offset = 0.12 * (place - (len(known) - 1) / 2)
+        start = count + 1 + last - len(ends.smallest)
+        places = [1 + k + offset for k in range(len(ends.largest))]
+        places += [start + 1 + k + offset for k in range(len(ends.smallest))]
+        axes.vlines(places, 0, values, color=colour(i), lw=1.4)
+        axes.errorbar(places, values, yerr=errors, fmt="o", color=colour(i), ms=5, elinewidth=1.2)
+    axes.axhline(0, color=FAINT, lw=0.8)
+    axes.set_xticks([])
+    axes.xaxis.keep_ticks = True  # type: ignore[attr-defined]
 
-    def draw(axes: Axes) -> None:
-        seen: list[float] = []
-        for i, s in known:
-            axes.plot(s.steps, s.mean, color=colour(i), lw=1.6)
-            band(axes, s.steps, s.mean, s.stderr, colour(i))
-            seen += [v for v in s.mean if math.isfinite(v)]
-        low, high = limits(seen)
-        if low > 0 and high > 30 * low:
-            axes.set_yscale("log")
 
-    return [panel("Loss along random directions", draw, x="relative step")]
+def _density(axes: Axes, known: Known) -> None:
+    floor = min(1e-2 / (d.size * d.width) for _, d in known)
+    for i, d in known:
+        axes.plot(d.grid, [max(v, floor / 10) for v in d.density], color=colour(i), lw=1.6)
+        band(axes, d.grid, d.density, d.stderr, colour(i), floor / 10)
+    axes.set_yscale("log")
+    axes.set_ylim(floor, 2 * max(max(d.density) for _, d in known))
+
+
+def _slices(axes: Axes, known: Known) -> None:
+    for i, s in known:
+        axes.plot(s.steps, s.mean, color=colour(i), lw=1.6)
+        band(axes, s.steps, s.mean, s.stderr, colour(i))
+    low, high = limits([v for _, s in known for v in s.mean])
+    if low > 0 and high > 30 * low:
+        axes.set_yscale("log")
 
 
 def _planes(found: Sequence[Findings]) -> list[Panel]:
@@ -249,3 +221,12 @@ def row_names(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(-len(names) + 0.4, 0.6)
     axes.grid(False, axis="y")
     axes.yaxis.keep_ticks = True  # type: ignore[attr-defined]
+
+
+FIGURES: dict[str, tuple[str, str, Callable[[Axes, Known], None]]] = {
+    "eigenvalues": ("Largest and smallest eigenvalues", "largest … smallest", _ends),
+    "density": ("Density of the eigenvalues", "eigenvalue", _density),
+    "landscape": ("Loss along random directions", "relative step", _slices),
+    "robustness": ("Rise under noise", "noise, % of each tensor's root mean square", _noise),
+}
+"""Title, what the axis shows, and who draws it, of each part with one drawing for all models."""

@@ -37,7 +37,7 @@ from seht.operators.safe_forms import safe_ops
 from seht.precision.policy import Casts, Precision, check_precision, prepared
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import alone
-from seht.replay.mode import Generators
+from seht.replay.mode import Generators, meet_again
 from seht.replay.replayer import extra_run
 from seht.replay.state import BorrowedBuffers
 from seht.replay.witness import unrepeatable
@@ -152,7 +152,7 @@ def _run(
 ) -> tuple[Any, bool]:
     """What the closure returns, and whether it asked for hooks; with ``again`` hooks are off."""
     casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
-    own = Generators(random, again=again)  # it also lets a second Ctrl-C break in
+    own = Generators(partial(meet_again, random) if again else random.meet)
     with own, casts, safe_ops(deaf=again) as mode, precision.run(), checkpoints():
         output = task.closure()
     return output, mode.hooked

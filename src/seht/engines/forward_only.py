@@ -37,8 +37,8 @@ from seht.estimators import SehtH, SehtS
 from seht.operators.affine import Affine, NotAffine
 from seht.persample.memory import Memory
 from seht.precision.half_weights import HALVES
+from seht.replay.centre import Plan
 from seht.replay.passes import Passes
-from seht.replay.plan import Plan
 from seht.task import Closure, Directions, Task
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.graph_need import dropping, wants_graph

@@ -197,13 +197,11 @@ def idle(rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 class Generators(TorchFunctionMode):
-    """A mode that only finds random generators of the closure's own."""
+    """A mode that only finds random generators of the closure's own; a second Ctrl-C breaks in."""
 
-    def __init__(self, random: RandomState, *, again: bool) -> None:
+    def __init__(self, meet: Callable[[torch.Generator], None]) -> None:
         super().__init__()
-        self._random = random
-        self._again = again
-        self._met: list[torch.Generator] = []
+        self._meet = meet
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -212,19 +210,15 @@ class Generators(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
             break_in()
-        if "generator" in kwargs:
-            self.meet(kwargs["generator"])
+        if kwargs.get("generator") is not None:
+            self._meet(kwargs["generator"])
         return func(*args, **kwargs)
 
-    def meet(self, generator: torch.Generator | None) -> None:
-        """The first pass remembers where a generator starts, the others compare."""
-        if generator is None or any(generator is known for known in self._met):
-            return
-        self._met.append(generator)
-        if not self._again:
-            self._random.meet(generator)
-        elif not self._random.meet_again(len(self._met) - 1, generator):
-            raise unrepeatable("a random generator of its own did not start where it had")
+
+def meet_again(random: RandomState, generator: torch.Generator) -> None:
+    """A later pass meets a generator of the closure's own, which has to start as it had."""
+    if not random.meet_again(generator):
+        raise unrepeatable("a random generator of its own did not start where it had")
 
 
 def _leave_alone(function: Any, *, calls: bool = True) -> None:

@@ -26,8 +26,7 @@ _LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 def mark() -> int:
     """Nodes made from now on have at least this sequence number."""
-    probe = torch.zeros((), requires_grad=True, device="cpu") + 0
-    return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def walk(start: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:

@@ -76,7 +76,11 @@ class DifferenceEngine:
     def estimate(
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
     ) -> Estimate:
-        """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
+        """Loss and trace; the perturbed passes are differentiated here, one graph at a time.
+
+        ``ranks`` are those of the task's model. ``lean`` asks for ``total`` instead of a waiting
+        graph; ``watch`` lets the engine check its step every so often.
+        """
         with (
             torch.inference_mode(False),
             torch.enable_grad(),

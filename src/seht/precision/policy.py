@@ -10,7 +10,7 @@ own would (never a mixture), and the step is made larger instead (``engines/step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -230,12 +230,8 @@ def prepared(task: Task, precision: str) -> Iterator[tuple[Task, Precision]]:
     half = any(w.dtype in HALVES for w in task.weights.values())
     copies = Copies(task) if half else None
     ready = Precision(precision, copies)
-    if copies is None:
-        with ready.around(task.weights.values()):
-            yield task, ready
-    else:
-        with copies.installed(), ready.around(task.weights.values()):
-            yield copies.task, ready
+    with copies.installed() if copies else nullcontext(), ready.around(task.weights.values()):
+        yield copies.task if copies else task, ready
 
 
 def _dead_end(tensor: Tensor) -> Tensor:

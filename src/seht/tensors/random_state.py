@@ -199,12 +199,9 @@ def own_randomness() -> Iterator[None]:
     """Restore the random states of torch, ``random`` and NumPy after the block."""
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if cuda else []
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), numpy.random.get_state() if numpy else None
+    host = HostRandom()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        random.setstate(states[0])
-        if numpy:
-            numpy.random.set_state(states[1])
+        host.begin()

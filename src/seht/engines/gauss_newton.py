@@ -131,7 +131,8 @@ class _Whole(OutputSide):
     """Outputs that the centre has kept."""
 
     def __init__(self, passes: Passes, two_sided: bool, looked: set[frozenset[str]]) -> None:
-        super().__init__(passes)
+        assert passes.boundary is not None
+        self._passes, self._boundary = passes, passes.boundary
         self._two_sided = two_sided
         loss, z = passes.apart()
         self._z, self._curvature = z, Curvature(loss, z)

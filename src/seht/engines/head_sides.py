@@ -21,9 +21,7 @@ Probed = tuple[Tensor, Gradient, list[Tensor]]
 class OutputSide:
     """The computation after the outputs: the curvature, and gradients pulled back from it."""
 
-    def __init__(self, passes: Passes) -> None:
-        assert passes.boundary is not None
-        self._passes, self._boundary = passes, passes.boundary
+    _passes: Passes
 
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
         """One probe; ``alone`` without anything of the loss's own gradient."""
@@ -57,9 +55,10 @@ class WaitingHead(OutputSide):
     """A linear head whose logits at the centre are kept, for the user's backward pass."""
 
     def __init__(self, passes: Passes) -> None:
-        super().__init__(passes)
-        assert passes.terms is not None and passes.losses is not None
-        self._terms, self._kept = passes.terms, passes.losses.kept
+        assert passes.boundary is not None and passes.terms is not None
+        assert passes.losses is not None
+        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        self._kept = passes.losses.kept
         self._probed = False
 
     def roots(self) -> list[Tensor]:
@@ -93,9 +92,9 @@ class LoopedHead(OutputSide):
     """A linear head that is computed a few rows at a time, at the centre too."""
 
     def __init__(self, passes: Passes, weight: float) -> None:
-        super().__init__(passes)
-        assert passes.terms is not None
-        self._terms, self._weight = passes.terms, weight
+        assert passes.boundary is not None and passes.terms is not None
+        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        self._weight = weight
         self._head = head_of(self._boundary.outputs)
         self._apart: HeadGradient | None = None
         """The loss's own gradient, where its share is not known in the beginning."""

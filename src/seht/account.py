@@ -40,7 +40,10 @@ class Account:
         self._raising = on_nonfinite == "raise"
         self.calls = 0
         self.guard = Guard()
-        self._unmet = Unmet()
+        self._unmet: set[str] | None = set()
+        """Chosen tensors that the loss was not seen to depend on; None once one of them was used,
+        or the warning given.
+        """
         self._last: StepRecord | None = None
         self._plain_loss: Tensor | None = None
         """With a weight of 0 the loss is not copied to the host until somebody asks for it."""
@@ -56,12 +59,11 @@ class Account:
 
     def back(self) -> Callable[[], None]:
         """A function that restores the present state, for a step that fails."""
-        known, guard, unmet = dict(vars(self)), dict(vars(self.guard)), self._unmet.state()
+        known, guard = dict(vars(self)), dict(vars(self.guard))
 
         def back() -> None:
             self.__dict__.update(known)
             self.guard.__dict__.update(guard)
-            self._unmet.load_state(unmet)
 
         return back
 
@@ -137,7 +139,7 @@ class Account:
         the error.
         """
         error = estimate.error if estimate.learn is None else estimate.learn()
-        self._unmet.look(task.weights, estimate.unused, task.count, type(task.model).__name__)
+        self._look_for_use(task, estimate.unused)
         self._plain_loss = None
         self._last = replace(
             record,
@@ -148,6 +150,20 @@ class Account:
             shared=estimate.shared,
         )
         return error
+
+    def _look_for_use(self, task: Task, unused: Iterable[str]) -> None:
+        """Notice a model that the closure does not use: it calls a copy of it, or another one."""
+        if self._unmet is None:
+            return
+        names = self._unmet.union(unused)
+        unmet = names.issuperset(task.weights)
+        self._unmet = names if unmet and len(names) < task.count else None
+        if unmet and self._unmet is None:
+            warn(
+                "seht: the loss depends on none of the probed parameters of this "
+                f"{type(task.model).__name__}, so that the penalty is 0. Does the closure call "
+                "another model, or a copy? Give HessianTrace the model that the closure calls."
+            )
 
     # --- state --------------------------------------------------------------------------------
 
@@ -263,35 +279,4 @@ class Guard:
                 f"seht: the penalty is {self.penalty_over_loss:.2g} of the loss, too little to do "
                 f"anything. Raise the weight (now {weight:.3g}), or let share=2, or weight='tuned' "
                 "with held-out data, find it."
-            )
-
-
-class Unmet:
-    """Notices a penalty on a model that the closure does not use: a copy of it, or another one."""
-
-    def __init__(self) -> None:
-        self._names: set[str] | None = set()
-        """Chosen tensors that the loss did not depend on; None once some tensor was used."""
-
-    def state(self) -> set[str] | None:
-        """What is known so far."""
-        return None if self._names is None else set(self._names)
-
-    def load_state(self, state: set[str] | None) -> None:
-        """Go back to what was known."""
-        self._names = state
-
-    def look(self, drawn: Iterable[str], unused: Iterable[str], count: int, model: str) -> None:
-        """Count one step; warn when all ``count`` chosen tensors were drawn and none was used."""
-        if self._names is None:
-            return
-        self._names.update(unused)
-        if not self._names.issuperset(drawn):
-            self._names = None
-        elif len(self._names) == count:
-            self._names = None
-            warn(
-                f"seht: the loss depends on none of the probed parameters of this {model}, so that "
-                "the penalty is 0. Does the closure call another model, or a copy? Give "
-                "HessianTrace the model that the closure calls."
             )

@@ -111,7 +111,7 @@ class Course:
         with among:
             if task is None:
                 # Beside on= the closure never repeats, and may hold another penalty.
-                around = alone if on is None else nullcontext
+                around = alone() if on is None else nullcontext()
                 output = self._plain(closure, step, around, look=dose.base > 0)
                 done = Step(among.finish(output))
             else:
@@ -162,16 +162,11 @@ class Course:
         return replace(estimate, loss=loss, output=output, commit=buffers.commit)
 
     def _plain(
-        self,
-        closure: Closure,
-        step: int,
-        around: Callable[[], AbstractContextManager[None]],
-        *,
-        look: bool,
+        self, closure: Closure, step: int, around: AbstractContextManager[None], *, look: bool
     ) -> Any:
         with interruptible():
             if look:
-                with around():
+                with around:
                     output = Guarded(tuple(self.settings.model.modules()), closure)()
             else:
                 output = closure()

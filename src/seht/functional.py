@@ -18,9 +18,10 @@ from seht.errors import unknown
 from seht.estimators import Estimator
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
-from seht.precision.policy import Casts, Precision
+from seht.precision.policy import Precision
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import check_arguments
+from seht.replay.mode import Casts
 from seht.replay.state import BorrowedBuffers
 from seht.task import Closure, Estimate, Task, check_loss, split
 from seht.tensors.second_derivatives import refuse_once, solid

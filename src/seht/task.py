@@ -27,27 +27,23 @@ Directions = dict[str, Tensor]
 
 
 class Probe(Directions):
-    """One probe, with the seeds its parts were drawn from."""
+    """One probe, with the seeds its parts were drawn from. Parts that it does not hold, to save
+    memory, are drawn again whenever they are read.
+    """
 
-    def __init__(self, seeds: dict[str, int], *, signs: bool) -> None:
+    def __init__(
+        self, seeds: dict[str, int], part: Callable[[str], Tensor], *, signs: bool
+    ) -> None:
         super().__init__()
-        self.seeds, self.signs = seeds, signs
+        self.seeds, self._part, self.signs = seeds, part, signs
         """``signs``: whether every entry is 1 or -1."""
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._part(name)
 
 
 _LARGE = 1 << 18
 """Parts with fewer entries than this are kept: redrawing them would save no memory to speak of."""
-
-
-class Redrawn(Probe):
-    """A probe whose large parts are drawn again whenever they are read, to save memory."""
-
-    def __init__(self, seeds: dict[str, int], part: Callable[[str], Tensor]) -> None:
-        super().__init__(seeds, signs=True)
-        self._part = part
-
-    def __missing__(self, name: str) -> Tensor:
-        return self._part(name)
 
 
 @dataclass(frozen=True)
@@ -140,10 +136,10 @@ class Task:
         for k in range(self.estimator.probes):
             names = zip(self.indices, self.weights, strict=True)
             seeds = {name: draw.entry_seed(self.seed, k, index) for index, name in names}
-            part = partial(self._part, seeds)
-            probe = Redrawn(seeds, part) if redraw else Probe(seeds, signs=signs)
-            kept = [n for n, w in self.weights.items() if not redraw or w.numel() < _LARGE]
-            probe.update({name: part(name) for name in kept})
+            probe = Probe(seeds, partial(self._part, seeds), signs=signs)
+            for name, w in self.weights.items():
+                if not redraw or w.numel() < _LARGE:
+                    probe[name] = self._part(seeds, name)
             yield probe
 
     def _part(self, seeds: dict[str, int], name: str) -> Tensor:

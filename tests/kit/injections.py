@@ -141,7 +141,7 @@ class Everything(Surroundings):
         self.kept = {
             "record": penalty._course.account._last,
             "calls": penalty._course.account.calls,
-            "unmet": penalty._course.account._unmet.state(),
+            "unmet": penalty._course.account._unmet,
             "engine": copy.deepcopy(engine.state()),
             "lent": dict(state._lent),
             "process": {name: read() for name, read in process.CHANGES.items()},

@@ -21,9 +21,8 @@ from seht.distributed.shards import Shards, parallel
 from seht.estimators import SehtS
 from seht.operators.rules import KeepGraph
 from seht.precision.half_weights import HALVES
-from seht.replay.centre import record
+from seht.replay.centre import Plan, record
 from seht.replay.passes import Passes
-from seht.replay.plan import Plan
 from seht.tensors.gradients import Gradient
 from seht.tensors.memory import is_dtensor
 

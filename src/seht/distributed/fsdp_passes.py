@@ -17,10 +17,9 @@ from torch import Tensor
 
 from seht.distributed.shards import Shards
 from seht.precision.policy import Precision
-from seht.replay.centre import Centre
+from seht.replay.centre import Centre, Plan
 from seht.replay.leaves import Leaves
 from seht.replay.passes import Passes
-from seht.replay.plan import Plan
 from seht.replay.state import BorrowedBuffers, Weights, step_size
 from seht.task import Directions
 from seht.tensors.gradients import Gradient, Take, dense, handed_out, real, stride_of

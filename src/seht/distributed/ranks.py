@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seht.replay.centre import record
+from seht.replay.centre import Plan, record
 from seht.replay.passes import Passes
-from seht.replay.plan import Plan
 from seht.task import Closure
 from seht.tensors.gradients import Gradient
 from seht.tensors.graph import quiet

@@ -11,16 +11,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from seht.distributed import LOCAL, Ranks
 from seht.engines.autograd import AutogradEngine
 from seht.engines.difference import DifferenceEngine
 from seht.engines.forward_only import Replicates, replicates
 from seht.engines.products import Products, loss_in_logits
 from seht.errors import unknown
-from seht.task import Estimate, Task
 
 __all__ = [
     "ENGINES",
@@ -34,36 +31,10 @@ __all__ = [
 ]
 
 
-class Engine(Protocol):
-    """Turns a task into an estimate."""
+Engine = AutogradEngine | DifferenceEngine
+"""Turns a task into an estimate."""
 
-    name: str
-    precision: str
-
-    @property
-    def kappa(self) -> float | None:
-        """The relative step that differences are taken with; None without one, or not known yet."""
-
-    def estimate(
-        self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
-    ) -> Estimate:
-        """Run the closure and return loss and trace; ``ranks`` are those of the task's model.
-
-        ``lean`` asks for ``total`` instead of a waiting graph, where the engine has that form;
-        ``watch`` lets it check itself every so often.
-        """
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` returned."""
-
-    def back(self) -> Callable[[], None]:
-        """A function that restores its present state, for a step that fails."""
-
-
-ENGINES: dict[str, type[AutogradEngine] | type[DifferenceEngine]] = {
+ENGINES: dict[str, type[Engine]] = {
     "autograd": AutogradEngine,
     "difference": DifferenceEngine,
 }

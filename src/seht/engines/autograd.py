@@ -34,10 +34,10 @@ from seht.distributed import LOCAL, Ranks
 from seht.estimators import SehtS
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
-from seht.precision.policy import Casts, Precision, check_precision, prepared
+from seht.precision.policy import Precision, check_precision, prepared
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import alone
-from seht.replay.mode import Generators
+from seht.replay.mode import Casts, meet_again
 from seht.replay.replayer import extra_run
 from seht.replay.state import BorrowedBuffers
 from seht.replay.witness import unrepeatable
@@ -151,9 +151,9 @@ def _run(
     task: Task, precision: Precision, random: RandomState, *, again: bool = False
 ) -> tuple[Any, bool]:
     """What the closure returns, and whether it asked for hooks; with ``again`` hooks are off."""
-    casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model))
-    own = Generators(random, again=again)  # it also lets a second Ctrl-C break in
-    with own, casts, safe_ops(deaf=again) as mode, precision.run(), checkpoints():
+    meet = partial(meet_again, random) if again else random.meet
+    casts = Casts(precision, safe_ops, partial(BorrowedBuffers, task.model), meet=meet)
+    with casts, safe_ops(deaf=again) as mode, precision.run(), checkpoints():
         output = task.closure()
     return output, mode.hooked
 

@@ -35,10 +35,10 @@ from seht.errors import check_positive
 from seht.operators.rules import KeepGraph
 from seht.persample.memory import Memory
 from seht.precision.policy import Precision, check_precision, prepared
+from seht.replay.centre import Logits, Plan
 from seht.replay.closures import alone
 from seht.replay.leaves import refuse_lost
 from seht.replay.passes import Passes
-from seht.replay.plan import Logits, Plan
 from seht.task import Directions, Estimate, Task, check_loss, split
 from seht.tensors.gradients import Gradient, Stored, add, left_out, times
 from seht.tensors.graph import hooks_of
@@ -76,7 +76,11 @@ class DifferenceEngine:
     def estimate(
         self, task: Task, ranks: Ranks = LOCAL, *, lean: bool = False, watch: bool = False
     ) -> Estimate:
-        """Loss and trace; the perturbed passes are differentiated here, one graph at a time."""
+        """Loss and trace; the perturbed passes are differentiated here, one graph at a time.
+
+        ``ranks`` are those of the task's model. ``lean`` asks for ``total`` instead of a waiting
+        graph; ``watch`` lets the engine check its step every so often.
+        """
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -170,7 +174,7 @@ class DifferenceEngine:
 
     def back(self) -> Callable[[], None]:
         """A function that restores the present steps."""
-        steps, draws = replace(self.steps), self.draws
+        steps, draws = self.steps, self.draws
 
         def back() -> None:
             self.steps, self.draws = steps, draws
@@ -242,10 +246,11 @@ def hessian(passes: Passes, plan: StepPlan, *, lean: bool) -> Estimate:
             total, centre = times(centre or [], 1 + task.weight * pull), None
         both: Gradient = []
         with passes.weights.away():
-            for side in (e, -e):
+            half = scale / (2 * e)
+            for side, part in ((e, half), (-e, -half)):
                 into, factor = (total, task.weight * unit) if fold else (both, None)
                 along = passes.gradient(sigma, side, into, factor)
-                value += torch.stack(list(along.values())).sum() * (scale / (2 * side))
+                value += torch.stack(list(along.values())).sum() * part
         if task.estimator.probes > 1:  # each probe has its own step
             both, unit = times(both, unit), torch.ones_like(unit)
         total = add(total, both)

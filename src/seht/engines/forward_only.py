@@ -37,8 +37,8 @@ from seht.estimators import SehtH, SehtS
 from seht.operators.affine import Affine, NotAffine
 from seht.persample.memory import Memory
 from seht.precision.half_weights import HALVES
+from seht.replay.centre import Plan
 from seht.replay.passes import Passes
-from seht.replay.plan import Plan
 from seht.task import Closure, Directions, Task
 from seht.tensors.graph import coarser, leaves_of
 from seht.tensors.graph_need import dropping, wants_graph
@@ -145,10 +145,13 @@ def _affinely(task: Task, per_layer: bool, stretch: float, memory: Memory) -> Re
 def _measured(
     task: Task, per_layer: bool, stretch: float, memory: Memory, watch: Affine | None = None
 ) -> Replicates:
-    if per_layer:
-        return _with_layers(task, stretch, memory, watch)
-    with nullcontext() if memory.graph else dropping() as saved:
-        passes = LOCAL.passes(Plan(task, memory=memory, lean=not memory.graph, dropped=saved))
+    with nullcontext() if per_layer or memory.graph else dropping() as saved:
+        lean = task.curvature == "hessian" if per_layer else not memory.graph
+        passes = LOCAL.passes(Plan(task, memory=memory, lean=lean, dropped=saved))
+        if not passes.used:
+            return _answer(passes, [0.0] * task.estimator.probes)
+        if per_layer:
+            return _with_layers(passes, stretch, watch, memory)
         if task.curvature == "ggn":
             return _gauss_newton(passes, stretch, watch, memory)
         return _hessian(passes, stretch)
@@ -166,26 +169,20 @@ def _step(passes: Passes, sigma: Directions, stretch: float) -> Tensor:
     return passes.weights.step(sigma, stretch * OF_LOSSES[curvature, dtype])
 
 
-def _answer(passes: Passes, loss: float, traces: list[float], layers: Any = None) -> Replicates:
-    found = layers or {}
+def _answer(passes: Passes, traces: list[float], layers: Any = None) -> Replicates:
+    loss, found = float(passes.loss.detach()), layers or {}
     return Replicates(loss, tuple(traces), found, passes.shared, passes.unused, passes.examples)
 
 
 def _hessian(passes: Passes, stretch: float) -> Replicates:
     loss = passes.loss.detach().double()
     passes.forget()
-    if not passes.used:
-        return _answer(passes, float(loss), [0.0] * passes.task.estimator.probes)
     traces = []
     for sigma in passes.task.probes():
         e = _step(passes, sigma, stretch)
         sides = [passes.value(sigma, side) for side in (e, -e)]
         traces.append((sides[0] + sides[1] - 2 * loss) / e**2)
-    return _answer(passes, float(loss), _numbers(traces))
-
-
-def _numbers(values: list[Tensor]) -> list[float]:
-    return torch.stack([v.double() for v in values]).tolist() if values else []
+    return _answer(passes, torch.stack(traces).tolist())
 
 
 def _outputs(
@@ -233,9 +230,6 @@ def _bent(
 def _gauss_newton(
     passes: Passes, stretch: float, watch: Affine | None, memory: Memory
 ) -> Replicates:
-    loss = float(passes.loss.detach())
-    if not passes.used:
-        return _answer(passes, loss, [0.0] * passes.task.estimator.probes)
     traces = []
 
     def take(_: Any, __: Any, direction: list[Tensor], product: list[Tensor]) -> None:
@@ -243,28 +237,27 @@ def _gauss_newton(
         traces.append(torch.stack([(h * d).sum().double() for h, d in pairs]).sum())
 
     _bent(passes, stretch, watch, memory, take, track=False)
-    return _answer(passes, loss, _numbers(traces))
+    return _answer(passes, torch.stack(traces).tolist())
 
 
-def _with_layers(task: Task, stretch: float, memory: Memory, watch: Affine | None) -> Replicates:
-    passes = LOCAL.passes(Plan(task, memory=memory, lean=task.curvature == "hessian"))
-    loss = float(passes.loss.detach())
-    traces: list[float] = []
+def _with_layers(
+    passes: Passes, stretch: float, watch: Affine | None, memory: Memory
+) -> Replicates:
+    task = passes.task
     layers: dict[str, list[float]] = {name: [] for name in passes.used}
-    if passes.used and task.curvature == "hessian":
+    if task.curvature == "hessian":
         passes.forget()
         for sigma in task.probes():
             e = _step(passes, sigma, stretch)
             sides = [passes.gradient(sigma, side, []) for side in (e, -e)]
             for name in layers:
                 layers[name].append(float((sides[0][name] - sides[1][name]) / (2 * e)))
-    elif passes.used:
+    else:
 
         def take(sigma: Directions, above: list[Tensor], _: Any, product: list[Tensor]) -> None:
             for name, value in passes.pull_along(sigma, [], above, product).items():
                 layers[name].append(float(value))
 
         _bent(passes, stretch, watch, memory, take, track=True)
-    for k in range(task.estimator.probes):
-        traces.append(math.fsum(values[k] for values in layers.values()))
-    return _answer(passes, loss, traces, {name: tuple(v) for name, v in layers.items()})
+    traces = list(map(math.fsum, zip(*layers.values(), strict=True)))
+    return _answer(passes, traces, {name: tuple(v) for name, v in layers.items()})

@@ -22,7 +22,6 @@ keeps them, and nothing else of their size, for the user's backward pass.
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from seht.curvature import head_loop
 from seht.curvature.head_loop import HeadGradient, KeptLogits
 from seht.curvature.output_curvature import Curvature
 from seht.curvature.unformed import Unformed
-from seht.engines.head_sides import LoopedHead, Probed, WaitingHead, through
+from seht.engines.head_sides import LoopedHead, OutputSide, Probed, WaitingHead, through
 from seht.engines.step_size import StepPlan
 from seht.replay.passes import Passes
 from seht.task import Directions, Estimate, check_loss, split
@@ -49,14 +48,14 @@ def gauss_newton(
     assert passes.boundary is not None
     scale = task.estimator.scale / task.estimator.probes
     side: OutputSide
-    if passes.terms is not None and passes.losses is not None and passes.losses.kept:
+    if passes.terms is None:
+        side = _Whole(passes, two_sided, looked)
+    elif passes.losses is not None and passes.losses.kept:
         side = WaitingHead(passes)
-    elif passes.terms is not None:
+    else:
         # The loss's own gradient comes with that of the trace, if its share is known.
         weight = task.weight * scale if task.constant and not task.apart else 0.0
         side = LoopedHead(passes, weight)
-    else:
-        side = _Whole(passes, two_sided, looked)
     if lean:  # what the curvature needs of the loss's graph it keeps
         passes.forget()
     loss = passes.loss
@@ -128,32 +127,7 @@ def _apart(passes: Passes, side: OutputSide, total: Gradient, cotangents: list[T
     return own
 
 
-class OutputSide(Protocol):
-    """The computation after the outputs: the curvature, and gradients pulled back from it."""
-
-    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
-        """One probe; ``alone`` without anything of the loss's own gradient."""
-
-    def roots(self) -> list[Tensor]:
-        """The tensors of a pass at the centre that its cotangents belong to."""
-
-    def ends(self) -> list[Tensor]:
-        """The same in the centre's own graph, where that is kept."""
-
-    def pulled(self, pulls: list[Tensor]) -> Gradient:
-        """The gradient that cotangents of the centre give."""
-
-    def slopes(self) -> tuple[Gradient, list[Tensor]]:
-        """The gradient of the loss: in leaves behind the roots, and its cotangents."""
-
-    def forget(self) -> None:
-        """No other probe will come."""
-
-    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
-        """Add what the loss, differentiated in the last pass, does not give by itself."""
-
-
-class _Whole:
+class _Whole(OutputSide):
     """Outputs that the centre has kept."""
 
     def __init__(self, passes: Passes, two_sided: bool, looked: set[frozenset[str]]) -> None:
@@ -179,17 +153,9 @@ class _Whole:
         """The centre's outputs, and the curvature in them."""
         del self._z, self._curvature
 
-    def pulled(self, pulls: list[Tensor]) -> Gradient:
-        """Of cotangents of the outputs."""
-        return self._passes.pull_centre(self._z, pulls)
-
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """dL/dz."""
         return [], self._curvature.slopes()
-
-    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
-        """Nothing is missing."""
-        return total, pulls
 
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
         """With all outputs, or a head a few rows at a time."""

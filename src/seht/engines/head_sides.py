@@ -1,7 +1,5 @@
-"""The computation after the outputs, if these are the logits of a large linear head.
-
-Both classes are a :class:`seht.engines.gauss_newton.OutputSide` that goes through the head a few
-rows at a time (``curvature/head_loop.py``).
+"""The computation after the outputs, and its two kinds where these are the logits of a large linear
+head: both go through the head a few rows at a time (``curvature/head_loop.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +18,40 @@ Probed = tuple[Tensor, Gradient, list[Tensor]]
 """The results of one probe: the value, a gradient in the leaves, cotangents of the centre."""
 
 
-class WaitingHead:
+class OutputSide:
+    """The computation after the outputs: the curvature, and gradients pulled back from it."""
+
+    _passes: Passes
+
+    def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
+        """One probe; ``alone`` without anything of the loss's own gradient."""
+        raise NotImplementedError
+
+    def roots(self) -> list[Tensor]:
+        """The tensors of a pass at the centre that its cotangents belong to."""
+        raise NotImplementedError
+
+    def ends(self) -> list[Tensor]:
+        """The same in the centre's own graph, where that is kept."""
+        return self.roots()
+
+    def pulled(self, pulls: list[Tensor]) -> Gradient:
+        """The gradient that cotangents of the centre give."""
+        return self._passes.pull_centre(self.ends(), pulls) if pulls else []
+
+    def slopes(self) -> tuple[Gradient, list[Tensor]]:
+        """The gradient of the loss: in leaves behind the roots, and its cotangents."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """No other probe will come."""
+
+    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
+        """Add what the loss, differentiated in the last pass, does not give by itself."""
+        return total, pulls
+
+
+class WaitingHead(OutputSide):
     """A linear head whose logits at the centre are kept, for the user's backward pass."""
 
     def __init__(self, passes: Passes) -> None:
@@ -34,24 +65,9 @@ class WaitingHead:
         """The tensors whose gradient stands for that of the trace in the logits."""
         return [root for _, root in self._kept]
 
-    def ends(self) -> list[Tensor]:
-        """The same."""
-        return self.roots()
-
-    def forget(self) -> None:
-        """Nothing: the user's backward pass will need it."""
-
-    def pulled(self, pulls: list[Tensor]) -> Gradient:
-        """Through the head."""
-        return self._passes.pull_centre(self.roots(), pulls) if pulls else []
-
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """All of it."""
         return self._passes.leaves.pull([self._passes.loss], None, keep=True), []
-
-    def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
-        """Nothing is missing."""
-        return total, pulls
 
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
         """A few rows at a time. What flows back from the logits is added up there."""
@@ -72,7 +88,7 @@ class WaitingHead:
         return value, part, [value.new_full((), float(first)) for _ in self._kept]
 
 
-class LoopedHead:
+class LoopedHead(OutputSide):
     """A linear head that is computed a few rows at a time, at the centre too."""
 
     def __init__(self, passes: Passes, weight: float) -> None:
@@ -94,9 +110,6 @@ class LoopedHead:
     def ends(self) -> list[Tensor]:
         """The centre's graph was dropped."""
         return []
-
-    def forget(self) -> None:
-        """Nothing of the logits' size is kept."""
 
     def pulled(self, pulls: list[Tensor]) -> Gradient:
         """The gradient from cotangents of the hidden states."""

@@ -28,7 +28,7 @@ from seht.estimators import SehtH
 from seht.operators.orders import refuse_wrong
 from seht.operators.safe_forms import safe_ops
 from seht.probes import Chosen
-from seht.replay.plan import Plan
+from seht.replay.centre import Plan
 from seht.replay.state import BorrowedBuffers
 from seht.task import Closure, Task, check_loss, refuse_parallel, refuse_scripted, split
 from seht.tensors.gradients import Gradient

@@ -269,9 +269,9 @@ class StepPlan:
     """The step of one estimate. The engine keeps what it learns if the step succeeds (`learn`)."""
 
     def __init__(self, task: Task, main: StepControl, draws: DrawSteps, *, check: bool) -> None:
-        self._main, self._draws = main, draws
-        self._names = tuple(task.weights)
+        self._names, self._draws = tuple(task.weights), draws
         self._whole = len(task.weights) == task.count
+        self._main = main if self._whole else replace(main)
         self._control = main.copy(self._names) if self._whole else draws.control(self._names, main)
         self.check = check and self._control.due and (self._whole or main.due)
         """Whether steps are compared."""

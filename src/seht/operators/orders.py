@@ -12,10 +12,11 @@ of gradients, so that even the plain training has a wrong gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from seht.tensors.graph import node_of, walk
+from seht.tensors.graph import between
 
 WRONG: dict[str, tuple[int, str]] = {
     "NativeBatchNormBackward": (3, "batch norm"),
@@ -56,14 +57,16 @@ def refuse_wrong(
 
     A node that none of ``towards`` reaches is differentiated once only, whatever the order.
     """
-    ends = {end for tensor in towards if (end := node_of(tensor)) is not None}
-    for node in walk([root.grad_fn for root in roots], ends):
-        first, what = WRONG.get(node.name().rstrip("0123456789"), (order + 1, ""))
-        if first > order or not getattr(node, "_saved_training", True):
-            continue  # with running statistics a batch norm is a product
-        if not ends.isdisjoint(walk([node], ends)):
-            nth = {2: "second", 3: "third"}[order]
-            raise RuntimeError(
-                f"{what} ({node.name()}) {why} has no double backward that is right: its {nth} "
-                f"derivative would silently be wrong; {fix}"
-            )
+
+    def known(node: Any) -> tuple[int, str]:
+        return WRONG.get(node.name().rstrip("0123456789"), (order + 1, ""))
+
+    def wrong(node: Any) -> bool:  # with running statistics a batch norm is a product
+        return known(node)[0] <= order and getattr(node, "_saved_training", True)
+
+    for node in between(roots, towards, wrong):
+        nth = {2: "second", 3: "third"}[order]
+        raise RuntimeError(
+            f"{known(node)[1]} ({node.name()}) {why} has no double backward that is right: its "
+            f"{nth} derivative would silently be wrong; {fix}"
+        )

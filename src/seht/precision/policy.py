@@ -10,16 +10,15 @@ own would (never a mixture), and the step is made larger instead (``engines/step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._guards import CompileContext
-from torch.overrides import TorchFunctionMode
 
 from seht.errors import unknown
-from seht.precision.half_weights import HALVES, Copies, wide, widened
+from seht.precision.half_weights import HALVES, Copies
 from seht.task import Task
 from seht.tensors.deferred import Deferred, normalised
 from seht.tensors.graph import coarser, leaves_of
@@ -231,46 +230,8 @@ def prepared(task: Task, precision: str) -> Iterator[tuple[Task, Precision]]:
     half = any(w.dtype in HALVES for w in task.weights.values())
     copies = Copies(task) if half else None
     ready = Precision(precision, copies)
-    if copies is None:
-        with ready.around(task.weights.values()):
-            yield task, ready
-    else:
-        with copies.installed(), ready.around(task.weights.values()):
-            yield copies.task, ready
-
-
-class Casts(TorchFunctionMode):
-    """Keeps the passes to their precision where no other mode of ours looks at each call."""
-
-    def __init__(self, precision: Precision, *again: Callable[[], Any]) -> None:
-        super().__init__()
-        self._precision = precision
-        self._again = again
-
-    def recomputing(self) -> Callable[[], AbstractContextManager[None]]:
-        """The modes that a checkpoint made now must be recomputed in."""
-
-        @contextmanager
-        def again() -> Iterator[None]:
-            with ExitStack() as stack:
-                stack.enter_context(Casts(self._precision, *self._again))
-                for surroundings in self._again:
-                    stack.enter_context(surroundings())
-                yield
-
-        return again
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Switch autocast off and widen what is in half precision."""
-        kwargs = kwargs or {}
-        if not torch.compiler.is_compiling():
-            self._precision.meet()
-            if self._precision.widens:
-                func, args, kwargs = widened(func, args, kwargs)
-        out = func(*args, **kwargs)
-        return wide(out) if self._precision.widens and isinstance(out, torch.dtype) else out
+    with copies.installed() if copies else nullcontext(), ready.around(task.weights.values()):
+        yield copies.task if copies else task, ready
 
 
 def _dead_end(tensor: Tensor) -> Tensor:

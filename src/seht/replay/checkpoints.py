@@ -27,11 +27,6 @@ from seht.tensors.process import CHECKPOINTS
 from seht.tensors.undo import uninterrupted
 
 
-def checkpoints() -> AbstractContextManager[None]:
-    """Checkpoints that are made in the block, inside a mode of ours, run again under that mode."""
-    return CHECKPOINTS.replaced(**_OURS)
-
-
 def _mode() -> Any:
     """The innermost of our modes that is on, or None."""
     for mode in reversed(_get_current_function_mode_stack()):
@@ -93,9 +88,11 @@ def _real(name: str) -> Any:
     return CHECKPOINTS.before[name]
 
 
-_OURS = {
-    "_CheckpointFrame": _frame,
-    "_checkpoint_hook": _hooks("_checkpoint_hook"),
-    "_recomputation_hook": _hooks("_recomputation_hook"),
-    "CheckpointFunction": _NotReentrant,
-}
+checkpoints = functools.partial(
+    CHECKPOINTS.replaced,
+    _CheckpointFrame=_frame,
+    _checkpoint_hook=_hooks("_checkpoint_hook"),
+    _recomputation_hook=_hooks("_recomputation_hook"),
+    CheckpointFunction=_NotReentrant,
+)
+"""Checkpoints that are made in the block, inside a mode of ours, run again under that mode."""

@@ -1,9 +1,11 @@
-"""The base class of the two function modes, the one that records and the one that replays."""
+"""The function modes: the base class of the one that records and the one that replays, and a simple
+one for a pass that does neither.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,35 +198,55 @@ def idle(rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return (rule.always or func in DETACH) and not torch.is_grad_enabled()
 
 
-class Generators(TorchFunctionMode):
-    """A mode that only finds random generators of the closure's own."""
+class Casts(TorchFunctionMode):
+    """Keeps a pass to its precision where no other mode of ours looks at each call.
 
-    def __init__(self, random: RandomState, *, again: bool) -> None:
+    ``meet`` is told of random generators of the closure's own; a checkpoint that is made inside is
+    computed again in the contexts ``again``.
+    """
+
+    def __init__(
+        self,
+        precision: Precision,
+        *again: Callable[[], AbstractContextManager[Any]],
+        meet: Callable[[torch.Generator], None] | None = None,
+    ) -> None:
         super().__init__()
-        self._random = random
-        self._again = again
-        self._met: list[torch.Generator] = []
+        self._precision, self._again, self._meet = precision, again, meet
+
+    def recomputing(self) -> Callable[[], AbstractContextManager[None]]:
+        """The modes that a checkpoint made now must be recomputed in."""
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with ExitStack() as stack:
+                stack.enter_context(Casts(self._precision, *self._again))
+                for surroundings in self._again:
+                    stack.enter_context(surroundings())
+                yield
+
+        return again
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Look for the argument ``generator``."""
+        """Switch autocast off and widen what is in half precision."""
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
             break_in()
-        if "generator" in kwargs:
-            self.meet(kwargs["generator"])
-        return func(*args, **kwargs)
+            self._precision.meet()
+            if self._precision.widens:
+                func, args, kwargs = widened(func, args, kwargs)
+        if self._meet is not None and kwargs.get("generator") is not None:
+            self._meet(kwargs["generator"])
+        out = func(*args, **kwargs)
+        return wide(out) if self._precision.widens and isinstance(out, torch.dtype) else out
 
-    def meet(self, generator: torch.Generator | None) -> None:
-        """The first pass remembers where a generator starts, the others compare."""
-        if generator is None or any(generator is known for known in self._met):
-            return
-        self._met.append(generator)
-        if not self._again:
-            self._random.meet(generator)
-        elif not self._random.meet_again(len(self._met) - 1, generator):
-            raise unrepeatable("a random generator of its own did not start where it had")
+
+def meet_again(random: RandomState, generator: torch.Generator) -> None:
+    """A later pass meets a generator of the closure's own, which has to start as it had."""
+    if not random.meet_again(generator):
+        raise unrepeatable("a random generator of its own did not start where it had")
 
 
 def _leave_alone(function: Any, *, calls: bool = True) -> None:
@@ -243,4 +265,4 @@ def _leave_alone(function: Any, *, calls: bool = True) -> None:
 
 
 _leave_alone(PassMode.__torch_function__)
-_leave_alone(Generators.__torch_function__)
+_leave_alone(Casts.__torch_function__)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from seht.persample.signs import Signs
-from seht.replay.centre import Centre, Hidden
+from seht.replay.centre import Centre, Hidden, Plan
 from seht.replay.checkpoints import checkpoints
 from seht.replay.leaves import Leaves
-from seht.replay.plan import Plan
 from seht.replay.prefix import Prefix
 from seht.replay.replayer import Replayer, extra_run
 from seht.replay.state import BorrowedBuffers, Weights, compiles

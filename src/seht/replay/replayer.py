@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seht.operators.rules import Rule, called
 from seht.persample.signs import Signs
-from seht.replay.mode import Generators, PassMode, idle
+from seht.replay.mode import PassMode, idle, meet_again
 from seht.replay.prefix import Prefix
 from seht.replay.recorder import ASSIGN, SWITCH, Recorder
 from seht.replay.witness import Witness, unrepeatable
@@ -84,7 +84,6 @@ class Replayer(PassMode):
         self._prefix = None if self.lenient else prefix
         self._in_prefix = self._prefix is not None
         self._skipped = 0
-        self._generators = Generators(recorder.random, again=True)
         self.stand_ins = stand_ins
         """The stand-ins for the results of the prefix, shared by the passes."""
 
@@ -96,7 +95,7 @@ class Replayer(PassMode):
                 self.random.write(self._take(func, True)[0])
             return None
         if "generator" in kwargs and self.meets(kwargs["generator"]):
-            self._generators.meet(kwargs["generator"])
+            meet_again(self.random, kwargs["generator"])
         if func in ASSIGN and isinstance(args[0], nn.Parameter):
             return None  # a moved weight stays where it was moved to
         if self._in_prefix and not self.depth:
@@ -150,8 +149,7 @@ class Replayer(PassMode):
 
     def _take(self, func: Any, frozen: bool) -> tuple[Any, Layout]:
         call = (func, frozen)
-        while self._next < len(self._tape) and self._left_out(call):
-            self._next += 1
+        self._leave_out(call)
         if self._next == len(self._tape):
             raise unrepeatable(f"it decided more than before, at {called(func)}")
         known, decision, copy, layout = self._tape[self._next]
@@ -161,19 +159,19 @@ class Replayer(PassMode):
         self._next += 1
         return (copies(decision) if copy else decision), layout
 
-    def _left_out(self, call: tuple[Any, bool] | None) -> bool:
-        """Whether the closure skipped a metric, so that the next decision is not needed."""
-        return self.lenient and self._tape[self._next][0] != call
+    def _leave_out(self, until: tuple[Any, bool] | None) -> None:
+        """If the closure may have skipped a metric: its decisions are not needed."""
+        while self.lenient and self._next < len(self._tape) and self._tape[self._next][0] != until:
+            self._next += 1
 
     def finish(self, end: list[Tensor]) -> None:
         """Cheap checks at the end: all decisions were used, random numbers were the centre's."""
         if self._in_prefix:
             raise unrepeatable("it ended earlier than before")
-        while self._next < len(self._tape) and self._left_out(None):
-            self._next += 1
+        self._leave_out(None)
         if self._next != len(self._tape):
             raise unrepeatable(f"it never came to {called(self._tape[self._next][0][0])} again")
-        for used, after in pairwise([*self._used, len(self._tape)]):
+        for used, after in pairwise([*self._used, len(self._tape)] if self.lenient else ()):
             known = self._tape[used][0]
             if any(
                 self._tape[place][0] == known

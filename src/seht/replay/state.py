@@ -124,7 +124,7 @@ def step_size(size: Tensor, length: Tensor | float, kappa: float) -> Tensor:
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """The common norm of several tensors."""
     wide = [t.detach() if t.is_floating_point() else t.detach().float() for t in tensors]
-    return torch.stack([n.double() for n in torch._foreach_norm(wide)]).norm()
+    return torch.stack(torch._foreach_norm(wide)).double().norm()
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -246,11 +246,10 @@ class BorrowedBuffers:
 
     def _adopt(self, modules: Iterable[nn.Module]) -> None:
         with torch._C.DisableTorchFunction():  # our operations, not the closure's
-            for module in modules:
-                if id(module) in self._known:
-                    continue
-                self._known.add(id(module))
-                if module._buffers and not self._lend(module._buffers):
+            new = [module for module in modules if id(module) not in self._known]
+            self._known.update(map(id, new))
+            for module in new:
+                if not module._buffers or not self._lend(module._buffers):
                     continue
                 for name, original in module._buffers.items():
                     if original is None:

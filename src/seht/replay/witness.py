@@ -171,14 +171,12 @@ class Witness:
 
     def _own(self, tensor: Tensor) -> bool:
         known = self._inside.get(id(tensor))
-        if (known is not None and known() is tensor) or self._is_exempt(id(tensor)):
+        if known is not None and known() is tensor:
+            return True
+        if any(id(tensor) in ours for ours in self._exempt):  # a buffer's copy, an output given out
             return True
         node = tensor.grad_fn
         return node is not None and node._sequence_nr() >= self._since
-
-    def _is_exempt(self, identity: int) -> bool:
-        """Whether this is one of our own tensors: a buffer's copy, an output given out."""
-        return any(identity in known for known in self._exempt)
 
     def _write(self, tensor: Tensor) -> None:
         if not self._own(tensor):

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from seht.distributed import Ranks
-from seht.precision.policy import Casts, prepared
+from seht.precision.policy import prepared
 from seht.probes import mix
 from seht.replay.checkpoints import checkpoints
 from seht.replay.closures import Guarded, alone
+from seht.replay.mode import Casts
 from seht.replay.replayer import extra_run
 from seht.replay.state import BorrowedBuffers
 from seht.strength.products import Vector, trainable, vector

@@ -131,26 +131,19 @@ class Stored(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def _parts(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-        scaled: dict[tuple[int, torch.dtype | None], Tensor] = {}  # most scales are one number
-        parts: list[Tensor | None] = []
-        for g, s in zip(ctx.gradients, ctx.scales, strict=True):
-            if g is None:
-                parts.append(None)
-                continue
-            dtype = g.dtype if isinstance(g, Tensor) else None
-            factor = scaled.get((id(s), dtype))
-            if factor is None:
-                factor = grad * s if dtype is None else (grad * s).to(dtype)
-                scaled[id(s), dtype] = factor
-            parts.append(g * factor if isinstance(g, Tensor) else factor)
-        return parts
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The stored gradients, times what comes from above."""
+        scaled: dict[tuple[int, torch.dtype], Tensor] = {}  # most scales are one number
+        parts: list[Tensor | None] = []
         with torch.no_grad():
-            parts = Stored._parts(ctx, grad)
+            for g, s in zip(ctx.gradients, ctx.scales, strict=True):
+                if not isinstance(g, Tensor):
+                    parts.append(None if g is None else grad * s)
+                    continue
+                factor = scaled.get((id(s), g.dtype))
+                if factor is None:
+                    factor = scaled[id(s), g.dtype] = (grad * s).to(g.dtype)
+                parts.append(g * factor)
         if torch.is_grad_enabled():  # with create_graph=True: an error for who goes on
             parts = once(parts)
         return (None, None, None, *parts)

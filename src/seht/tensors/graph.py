@@ -26,8 +26,7 @@ _LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 def mark() -> int:
     """Nodes made from now on have at least this sequence number."""
-    probe = torch.zeros((), requires_grad=True, device="cpu") + 0
-    return int(probe.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def parents(node: Any) -> list[Any]:
@@ -51,6 +50,16 @@ def walk(
         yield node
         if node not in ends:
             stack.extend(behind(node))
+
+
+def between(
+    roots: Sequence[Tensor], towards: Sequence[Tensor], wanted: Callable[[Any], bool]
+) -> Iterator[Any]:
+    """The wanted nodes that lie between the roots and the tensors ``towards``."""
+    ends = {end for tensor in towards if (end := node_of(tensor)) is not None}
+    for node in walk([root.grad_fn for root in roots], ends):
+        if wanted(node) and not ends.isdisjoint(walk([node], ends)):
+            yield node
 
 
 def node_of(tensor: Tensor) -> Any:
@@ -145,17 +154,8 @@ def first_uses(roots: Sequence[Tensor]) -> list[Tensor]:
 
 _VIEWS = (
     *("ViewBackward", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "TBackward", "Transpose"),
-    *(
-        "Permute",
-        "Select",
-        "Slice",
-        "Expand",
-        "Unsqueeze",
-        "Squeeze",
-        "Unbind",
-        "Split",
-        "Diagonal",
-    ),
+    *("Permute", "Select", "Slice", "Expand", "Unsqueeze", "Squeeze", "Unbind", "Split"),
+    "Diagonal",
 )
 """What a view of a weight leaves in the graph: it lies in the weight's memory and moves with it."""
 
@@ -196,21 +196,20 @@ def refuse_older(weights: dict[str, Tensor], roots: Sequence[Tensor], since: int
 
 def quiet(leaves: Sequence[Tensor]) -> AbstractContextManager[None]:
     """No hooks of the leaves in the block: they are for the gradient the user will see."""
-    hooked = [leaf for leaf in leaves if leaf._backward_hooks]
-    return _quiet(hooked) if hooked else nullcontext()
+    tables = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
+    return _emptied(tables) if tables else nullcontext()
 
 
 @contextmanager
-def _quiet(leaves: list[Tensor]) -> Iterator[None]:
-    tables = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
-    hooked = [(hooks, dict(hooks)) for hooks in tables]
-    for hooks, _ in hooked:
+def _emptied(tables: list[dict[Any, Any]]) -> Iterator[None]:
+    saved = [dict(hooks) for hooks in tables]
+    for hooks in tables:
         hooks.clear()
     try:
         yield
     finally:
-        for hooks, saved in hooked:
-            hooks.update(saved)
+        for hooks, kept in zip(tables, saved, strict=True):
+            hooks.update(kept)
 
 
 REGISTER = frozenset(

@@ -9,6 +9,7 @@ managers for one thread are used around passes (``inference_mode``, ``enable_gra
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 import sys
@@ -123,8 +124,9 @@ DDP_FORWARD = Attributes(DistributedDataParallel, "forward")
 ``distributed/detour.py``, during a call in a process group.
 """
 
+# Not by `signal`, which looks each time for a constant that has the handler's value, in vain.
 INTERRUPT: Change[Any] = Change(
-    partial(signal.getsignal, signal.SIGINT), partial(signal.signal, signal.SIGINT)
+    partial(_signal.getsignal, signal.SIGINT), partial(_signal.signal, signal.SIGINT)
 )
 """Ctrl-C waits until everything is back. The main thread only, so that it is simply written.
 

@@ -82,6 +82,8 @@ class RandomState:
     ) -> None:
         self._cuda = sorted({t.device for t in tensors if t.is_cuda}, key=str)
         self._own: list[tuple[torch.Generator, Tensor]] = []
+        self._met: list[torch.Generator] = []
+        """Those that the present pass has met, if it is a later one."""
         self._above = above
         """Another state that is told of generators, too."""
         self._host = host or HostRandom()
@@ -99,10 +101,14 @@ class RandomState:
         if self._above is not None:
             self._above.meet(generator)
 
-    def meet_again(self, place: int, generator: torch.Generator) -> bool:
-        """The generator met as number ``place`` in a later pass: whether it starts as the first
-        pass's did. One that a closure makes anew in each run takes the place of the other.
+    def meet_again(self, generator: torch.Generator) -> bool:
+        """A generator met in a later pass: whether it starts as the one that the first pass met at
+        this place. One that a closure makes anew in each run takes the place of the other.
         """
+        if any(generator is known for known in self._met):
+            return True
+        place = len(self._met)
+        self._met.append(generator)
         if place >= len(self._own):
             return False
         known, first = self._own[place]
@@ -113,6 +119,7 @@ class RandomState:
 
     def begin(self, state: list[Tensor]) -> None:
         """Go back to where a pass begins: the global state given, own generators as first seen."""
+        self._met = []
         self._host.begin()
         self.write(state[: 1 + len(self._cuda)])
         for generator, first in self._own:
@@ -192,12 +199,9 @@ def own_randomness() -> Iterator[None]:
     """Restore the random states of torch, ``random`` and NumPy after the block."""
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if cuda else []
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), numpy.random.get_state() if numpy else None
+    host = HostRandom()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        random.setstate(states[0])
-        if numpy:
-            numpy.random.set_state(states[1])
+        host.begin()

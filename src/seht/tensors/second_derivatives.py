@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
-from seht.tensors.graph import node_of, walk
+from seht.tensors.graph import between, walk
 
 _ONCE = once_differentiable(lambda ctx: None).__code__
 _SOLID = "seht.solid"
@@ -28,19 +28,17 @@ _SOLID = "seht.solid"
 
 def refuse_once(roots: Sequence[Tensor], towards: Sequence[Tensor], fix: str) -> None:
     """Raise if a marked function lies between the roots and the tensors ``towards``."""
-    ends = {end for tensor in towards if (end := node_of(tensor)) is not None}
-    for node in walk([root.grad_fn for root in roots], ends):
-        function: Any = getattr(node, "_forward_cls", None)
-        if not isinstance(node, BackwardCFunction) or not _marked(function):
-            continue
-        if not ends.isdisjoint(walk([node], ends)):
-            raise RuntimeError(
-                f"{function.__name__} has no double backward: it is marked @once_differentiable, "
-                f"and its second derivative would silently be 0; {fix}"
-            )
+    for node in between(roots, towards, _marked):
+        raise RuntimeError(
+            f"{node._forward_cls.__name__} has no double backward: it is marked "
+            f"@once_differentiable, and its second derivative would silently be 0; {fix}"
+        )
 
 
-def _marked(function: Any) -> bool:
+def _marked(node: Any) -> bool:
+    if not isinstance(node, BackwardCFunction):
+        return False
+    function: Any = getattr(node, "_forward_cls", None)
     both = (getattr(function, name, None) for name in ("backward", "vjp"))  # one is the other
     return any(getattr(backward, "__code__", None) is _ONCE for backward in both)
 

@@ -5,7 +5,7 @@ something has to be put back, and handed on afterwards.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -150,7 +150,11 @@ def kept_gradients(total: Tensor) -> Iterator[None]:
     was. Copies are made only where there are hooks.
     """
     leaves = leaves_of([total])
-    before, hooked = [(leaf, leaf.grad) for leaf in leaves], _hooked(leaves)
+    before = [(leaf, leaf.grad) for leaf in leaves]
+    hooked = any(
+        leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
+        for leaf in leaves
+    )
     copies = [g.clone() if g is not None and hooked else None for _, g in before]
     try:
         yield
@@ -160,10 +164,3 @@ def kept_gradients(total: Tensor) -> Iterator[None]:
                 gradient.data.copy_(copy)
             leaf.grad = gradient
         raise
-
-
-def _hooked(leaves: Sequence[Tensor]) -> bool:
-    return any(
-        leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
-        for leaf in leaves
-    )

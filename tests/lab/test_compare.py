@@ -371,6 +371,17 @@ def test_the_best_at_the_edge_of_what_was_tried(chosen, tried, option):
     assert search.at_edge(best, [best, *others]) == option
 
 
+def test_a_search_whose_candidates_all_fail_chooses_nothing(tmp_path, capsys):
+    weights = "seht-h(weight=1e20|1e21|1e22,every=1,warmup=0,limit=none)"
+    words = ["compare", "digits", "--methods", weights, "--grid", "--grid-seeds", "1"]
+    words += ["--seeds", "1", "--no-cost", *options(), "--out", str(tmp_path / "c")]
+    cli.main(words)
+    said = capsys.readouterr().out
+    assert "all 3 candidates failed: seht-h(weight=1e+20" in said and "chosen:" not in said
+    found = json.loads((tmp_path / "c" / "grid.json").read_text())
+    assert [row["chosen"] for row in found["candidates"]] == [False] * 3 and not found["edges"]
+
+
 def test_a_search_needs_a_validation_split(tmp_path):
     recipe = digits(**{"data.validation": "0"})
     rows = [list(entries(recipe, "none", "mixup"))]

@@ -160,13 +160,15 @@ class _Search:
             self.table += [
                 {
                     "method": entry.name,
-                    "chosen": entry is best,
+                    "chosen": entry is best and scores[best.slug] != FAILED,
                     "score": None if scores[entry.slug] == FAILED else list(scores[entry.slug]),
                 }
                 for entry in row
             ]
-            said, option = f"chosen: {best.name}", at_edge(best, row)
-            if option is not None:
+            said = f"chosen: {best.name}"
+            if scores[best.slug] == FAILED:
+                said = f"all {len(row)} candidates failed: {best.name} is judged, give it others"
+            elif option := at_edge(best, row):
                 self.edges[best.name] = option
                 said += f", whose {option} is at the edge of its candidates: better may lie beyond"
             self.say(said)

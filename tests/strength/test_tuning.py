@@ -215,3 +215,25 @@ def test_a_weight_that_waited_to_the_end_says_so(trained_on):
                 optimizer.step()
     told = [str(w.message) for w in said if "stayed at a fiftieth" in str(w.message)]
     assert len(told) == trained_on, (told, penalty.path)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "short"), [(60, 1, True), (120, 1, False), (120, 2, True)]
+)
+def test_a_training_too_short_to_be_tuned_in_says_so_before_the_weight_moves(steps, every, short):
+    """A fine-tuning of 100 steps lost ten points: it grew late, and the harm showed later."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(2, 8, 3), torch.randint(0, 2, (2, 8))
+    penalty = seht.HessianTrace(
+        model, weight="tuned", every=every, total_steps=steps, seed=0,
+        held_out=([(x[1], y[1])], lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])),
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(9 * every):
+            penalty(lambda: F.cross_entropy(model(x[0]), y[0])).backward()
+    found = [str(w.message) for w in said if "looks at the held-out loss" in str(w.message)]
+    assert len(found) == short
+    if short:
+        assert f"has {60} looks" in found[0] and "Give share=2" in found[0]

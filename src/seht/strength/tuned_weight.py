@@ -12,7 +12,7 @@ from seht.strength.phase import Gap, Phase
 from seht.strength.products import HELD_OUT, LOSS, TRACE, Seen
 from seht.strength.schedule import Schedule
 from seht.strength.share_weight import ShareWeight
-from seht.strength.tuning import Position, Tuning
+from seht.strength.tuning import FEW, Position, Tuning
 from seht.strength.weight import Weight, WeightPath
 
 _POINTS = 2000
@@ -59,16 +59,32 @@ class TunedWeight(ShareWeight):
     def _spacing(self, schedule: Schedule) -> int:
         return self._tuning.spacing(schedule.penalised, schedule.every)
 
+    def _looks(self, schedule: Schedule) -> int | None:
+        """How many there are in the whole training, if its length is known."""
+        if schedule.penalised is None:
+            return None
+        return schedule.penalised // self._spacing(schedule)
+
+    def _warn_if_short(self, schedule: Schedule) -> None:
+        """Before the weight begins to move, while there is time to choose another."""
+        looks = self._looks(schedule)
+        if looks is not None and looks < FEW:
+            warn(
+                f"seht: this training has {looks} looks at the held-out loss, and a tuned weight "
+                f"needs {FEW}: it reacts too late in a shorter one, and may do harm. Give share=2, "
+                "or penalise more steps (every=1)."
+            )
+
     def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:
         """One more look, at the start or at held-out data."""
         if self._unit is None:
             super().learn(step, schedule, seen)
             if self._unit is not None:
                 self._note(step, schedule)
+                self._warn_if_short(schedule)
             return
-        looks, left = None, 1.0
-        if schedule.total_steps is not None and schedule.penalised is not None:
-            looks = schedule.penalised // self._spacing(schedule)
+        looks, left = self._looks(schedule), 1.0
+        if looks is not None and schedule.total_steps is not None:
             left = max(0.0, 1 - step / schedule.total_steps)
         train, held_out = seen.means()
         cosine = _cosine(step, seen, held_out)

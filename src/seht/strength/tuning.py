@@ -39,8 +39,9 @@ _LOOKS = 150
 _STEPS = 8
 """In a long one this many steps lie between looks. A look is the held-out forward and backward pass
 and one more backward pass of the trace, some 1.65 plain steps, so a fifth of one on average."""
-_FEW = 100
-"""With fewer looks than this the weight moves less in all, as single looks are mostly noise."""
+FEW = 100
+"""With fewer looks than this the weight moves less in all, as single looks are mostly noise. The
+running means, which remember twenty, notice too late then what it does, so there is a warning."""
 _LEAD = 25
 """The number of looks over which a start is led home."""
 _UNKNOWN = 0.05
@@ -119,7 +120,7 @@ class Tuning:
         if looks is None:
             return _UNKNOWN
         # The mean of 2 * left over a training is 1.
-        return 2 * left * self.travel / max(looks, _FEW)
+        return 2 * left * self.travel / max(looks, FEW)
 
 
 @dataclass(frozen=True)

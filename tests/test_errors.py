@@ -11,7 +11,7 @@ from torch import nn
 
 import seht
 from seht import cli
-from seht.errors import unknown
+from seht.errors import nearest, unknown
 
 WEIGHT = 0.01
 
@@ -364,3 +364,8 @@ def test_the_command_line_does_too(arguments, message, capsys):
         cli.main(arguments.split())
     assert end.value.code == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_dashes_make_no_option_like_another():
+    assert nearest("--tolrance", ["--json", "--split", "--level"], beside="-") == ""
+    assert nearest("--levle", ["--json", "--level"], beside="-") == "; did you mean '--level'?"

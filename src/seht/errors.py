@@ -59,10 +59,15 @@ def warn(message: str) -> None:
     warnings.warn(message, PenaltyWarning, stacklevel=level)
 
 
-def nearest(given: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one that was probably meant, if any."""
-    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def nearest(given: object, known: Iterable[str], beside: str = "") -> str:
+    """The end of a message about an unknown name: the known one that was probably meant, if any.
+
+    What they all begin with, dashes say, is ``beside`` the point.
+    """
+    bare = {name.lstrip(beside) if beside else name: name for name in known}
+    wanted = str(given).lstrip(beside) if beside else str(given)
+    near = difflib.get_close_matches(wanted, list(bare), n=1, cutoff=0.5)
+    return f"; did you mean {bare[near[0]]!r}?" if near else ""
 
 
 def one_line(error: BaseException) -> str:
@@ -77,14 +82,14 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def unknown(what: str, given: object, known: Iterable[object]) -> str:
+def unknown(what: str, given: object, known: Iterable[object], beside: str = "") -> str:
     """The message for an unknown name: the nearest known one, and a list of all."""
     names = [str(name) for name in known]
     listed = f"known: {', '.join(names)}"
     if len(listed) > _LONGEST:
         near = difflib.get_close_matches(str(given), names, n=_NEAREST, cutoff=0.0)
         listed = f"the nearest of {len(names)}: {', '.join(near)}"
-    return f"unknown {what} {given!r}{nearest(given, names)} ({listed})"
+    return f"unknown {what} {given!r}{nearest(given, names, beside)} ({listed})"
 
 
 def options_of(function: Callable[..., object]) -> list[str]:

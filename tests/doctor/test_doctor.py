@@ -302,3 +302,13 @@ def test_a_mistake_is_said_in_one_line(name):
 def test_a_budget_is_refused(budget):
     with pytest.raises((ValueError, TypeError), match="budget"):
         seht.doctor(*patients.untrained(), budget=budget)
+
+
+def test_every_stage_is_named_however_soon_it_comes(capsys):
+    from seht.doctor.examine import _STAGES, _Stages
+
+    stages = _Stages(True, _STAGES[0])
+    for name in _STAGES:
+        stages.begin(name)
+    said = capsys.readouterr().err
+    assert all(name in said for name in _STAGES)

@@ -185,3 +185,22 @@ def test_half_precision_weights_are_refused():
     model, data = problem(torch.bfloat16)
     with pytest.raises(TypeError, match=r"Measure a copy in float32"):
         measure.robustness(model, loss_fn, data)
+
+
+def test_numbers_of_any_kind_of_collection():
+    model, data = problem()
+    found = measure.robustness(model, loss_fn, data, bits={4}, noise=(f for f in (0.01,)), draws=1)
+    assert list(found.rounded) == [4] and list(found.noise) == [0.01]
+
+
+def test_without_noise_there_is_no_figure_of_it():
+    from seht.measure.page.figures import Findings, groups
+
+    model, data = problem()
+    found = Findings(
+        "a",
+        measure.trace(model, loss_fn, data, seed=0),
+        robustness=measure.robustness(model, loss_fn, data, noise=()),
+    )
+    (drawn,) = (panels for title, _, panels in groups([found]) if title == "Robustness")
+    assert len(drawn) == 1

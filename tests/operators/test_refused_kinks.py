@@ -164,3 +164,17 @@ def no_grad(z):
 @pytest.mark.parametrize("function", [*CONSTANTS.values(), no_grad], ids=[*CONSTANTS, "no_grad"])
 def test_constants_are_left_alone(function):
     assert run(function).isfinite()
+
+
+def test_a_fused_bag_by_the_names_of_its_arguments():
+    weight = nn.Embedding(5, 4)
+    ids, starts = torch.tensor([0, 1, 4, 2]), torch.tensor([0, 2])
+
+    def loss(mode):
+        bags = torch.embedding_bag(weight=weight.weight, indices=ids, offsets=starts, mode=mode)
+        return (bags[0] ** 2).mean()
+
+    found = seht.hessian_trace(weight, lambda: loss(0), seed=0)
+    assert found.item() == pytest.approx(torch.tensor(2 / 8 * 4 * 4).item(), rel=1e-4)
+    with pytest.raises(RuntimeError, match="embedding_bag"):
+        seht.hessian_trace(weight, lambda: loss(2), seed=0)

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             name = rest[0].partition("=")[0]
             if name.startswith("-"):
                 known = [option for option in self._option_string_actions if option[:2] == "--"]
-                self.error(unknown("option", name, known))
+                self.error(unknown("option", name, known, beside="-"))
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
 

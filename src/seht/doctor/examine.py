@@ -183,7 +183,7 @@ class _Stages(Reporter):
 
     def begin(self, name: str) -> None:
         """The next stage."""
-        self._what = name
+        self._what, self._written = name, False  # never too soon after the stage before
         self.tell(0, 1)
 
     def tell(self, done: int, total: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,8 +109,9 @@ def robustness(
     """
     check_options(robustness, options, Options.__annotations__)
     for name, several in (("bits", bits), ("noise", noise)):
-        if not isinstance(several, Sequence) or isinstance(several, str):
+        if isinstance(several, str) or not isinstance(several, Iterable):
             raise TypeError(f"{name} must be a sequence such as ({several!r},), not {several!r}")
+    bits, noise = tuple(bits), tuple(noise)
     for count in bits:
         if not (isinstance(count, int) and 2 <= count <= 16):
             raise ValueError(f"bits must be whole numbers from 2 to 16, not {count!r}")

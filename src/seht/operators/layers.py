@@ -57,7 +57,7 @@ def _bag_kink(
 _BAG = refused("with mode='max' or max_norm has kinks", _bag_kink)
 _FUSED_BAG = refused(
     "with mode='max' has kinks",
-    lambda weight, ids, offsets, scale=False, mode=0, *_, **__: mode == 2,
+    lambda weight, indices, offsets, scale=False, mode=0, *_, **__: mode == 2,
 )
 
 

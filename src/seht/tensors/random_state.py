@@ -53,9 +53,10 @@ class HostRandom:
 
 def _host() -> dict[str, Any]:
     found: dict[str, Any] = {"random": random.getstate()}
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        found["numpy.random"] = numpy.get_state(legacy=False)
+    # Through the package, which loads its random module when it is first asked for: what a later
+    # run draws from it has to begin in a known place, even if nobody drew from it before.
+    if numpy := sys.modules.get("numpy"):
+        found["numpy.random"] = numpy.random.get_state(legacy=False)
     return found
 
 

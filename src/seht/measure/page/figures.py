@@ -81,6 +81,8 @@ def _figure(found: Sequence[Findings], part: str) -> list[Panel]:
     """One drawing of all models that have this part, if any has it."""
     title, x, draw = FIGURES[part]
     known = [(i, getattr(f, part)) for i, f in enumerate(found) if getattr(f, part) is not None]
+    if part == "robustness":
+        known = [(i, robust) for i, robust in known if robust.noise]
     return [panel(title, lambda axes: draw(axes, known), x=x)] if known else []
 
 

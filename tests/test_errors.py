@@ -11,7 +11,7 @@ from torch import nn
 
 import seht
 from seht import cli
-from seht.errors import nearest, unknown
+from seht.errors import nearest, unknown, warn
 
 WEIGHT = 0.01
 
@@ -369,3 +369,8 @@ def test_the_command_line_does_too(arguments, message, capsys):
 def test_dashes_make_no_option_like_another():
     assert nearest("--tolrance", ["--json", "--split", "--level"], beside="-") == ""
     assert nearest("--levle", ["--json", "--level"], beside="-") == "; did you mean '--level'?"
+
+
+def test_a_warning_to_code_without_a_module_name():
+    with pytest.warns(seht.PenaltyWarning, match="late"):
+        exec("warn('late')", {"warn": warn})

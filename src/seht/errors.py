@@ -12,6 +12,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 _LONGEST = 320
@@ -54,9 +55,13 @@ class PenaltyWarning(UserWarning):
 def warn(message: str) -> None:
     """Warn, pointing at the user's line: the first one outside this package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "seht":
+    while frame.f_back is not None and _module(frame).split(".")[0] == "seht":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, PenaltyWarning, stacklevel=level)
+
+
+def _module(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__") or ""  # code that is run by exec() has none
 
 
 def nearest(given: object, known: Iterable[str], beside: str = "") -> str:

@@ -109,12 +109,15 @@ LARGE = (
         "fixed",
         {
             "plain": "weight-decay",
+            "tr(G) tuned": "seht-h(weight=tuned)",
             "weight decay": "{cifar10-16-noisy:weight decay}",
-            "sam": "{cifar10-16-noisy:sam}",
+            "tr(G)": "{cifar10-16-noisy:tr(G)}",
             "tr(G) share": "{digits-noisy:tr(G) share}",
+            "sam": "{cifar10-16-noisy:sam}",
         },
     ),
 )
+"""In the order in which their runs are made: where time ends, the most telling ones are there."""
 
 _CARRIED = ("weight decay", "mixup", "sam")
 CARRIED = (

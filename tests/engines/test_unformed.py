@@ -205,9 +205,9 @@ class Counts:
             self.forms += 1
             return form(head)
 
-        def flowed(*args):
+        def flowed(*args, **options):
             self.flows += 1
-            return flow(*args)
+            return flow(*args, **options)
 
         monkeypatch.setattr(head_loop, "run", counted)
         monkeypatch.setattr(head_loop.KeptRows, "flow", flowed)

@@ -2,14 +2,14 @@ r"""The Gauss-Newton trace from the head on, a few rows of logits at a time.
 
 For cross-entropy of the logits :math:`z = h W^T` and those of a perturbed pass,
 :math:`z_+ = h_+ W_+^T`, all that the Gauss-Newton trace needs of a row is in that row of the two.
-So a stretch of rows is formed, turned into cotangents in place, pulled through both heads, and
-forgotten. It costs the products with W that two plain steps have; the lean form, which does not
-keep z, one more for the loss's value.
+So a stretch of perturbed rows is formed, turned into cotangents in place, pulled through both
+heads, and forgotten. z is kept from the loss's value on: a third of what a plain step holds of that
+size, for one product with W less. What is left are the products that two plain steps have.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -71,19 +71,38 @@ class HeadGradient:
         return [] if self._hidden is None else [self._hidden.view(self._head.hidden.shape)]
 
 
+class CentreRows(Protocol):
+    """The logits of the centre, stretch by stretch, and where their cotangents go. ``part`` is a
+    stretch of a loss's rows, ``rows`` are its rows in the hidden states.
+    """
+
+    def logits(self, part: slice, rows: Tensor) -> Tensor:
+        """The logits of some rows."""
+
+    def room(self, part: slice, logits: Tensor) -> Tensor:
+        """Memory for their cotangents, which may be that of the logits themselves."""
+
+    def take(self, part: slice, rows: Tensor, cotangents: Tensor) -> None:
+        """Add the cotangents that were written there."""
+
+
 class KeptLogits:
-    """All logits of the centre, which the scalar form keeps, and their cotangents."""
+    """All logits of the centre, which the closure has formed, and their cotangents."""
 
     def __init__(self, logits: Tensor, dim: int) -> None:
         self._logits, self._dim = logits.detach(), dim
         self._rows = in_rows(self._logits, dim)
         self._found = torch.zeros_like(self._rows, memory_format=torch.contiguous_format)
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """The logits of some rows."""
+    def logits(self, part: slice, rows: Tensor) -> Tensor:
+        """A copy of some rows."""
         return self._rows[rows]
 
-    def take(self, rows: Tensor, cotangents: Tensor) -> None:
+    def room(self, part: slice, logits: Tensor) -> Tensor:
+        """That copy."""
+        return logits
+
+    def take(self, part: slice, rows: Tensor, cotangents: Tensor) -> None:
         """Add the cotangents of these rows."""
         self._found.index_add_(0, rows, cotangents)
 
@@ -101,28 +120,28 @@ class KeptRows:
         self._written = 0
         """Rows of the trace's cotangents that have been written since they were forgotten."""
 
-    def keep(self, part: slice, logits: Tensor, count: int) -> None:
-        """Keep the logits of a part of ``count`` rows."""
+    def place(self, part: slice, count: int, weight: Tensor) -> Tensor:
+        """Where the logits of a part of ``count`` rows belong, of a head with that weight."""
         if self._logits is None:
-            self._logits = logits.new_empty(count, logits.shape[1])
-        self._logits[part] = logits
+            self._logits = weight.new_empty(count, weight.shape[0], requires_grad=False)
+        return self._logits[part]
 
-    def rows(self, part: slice) -> Tensor:
+    def logits(self, part: slice, rows: Tensor) -> Tensor:
         """Some of the logits."""
         assert self._logits is not None
         return self._logits[part]
 
-    def room(self, part: slice) -> Tensor:
+    def room(self, part: slice, logits: Tensor) -> Tensor:
         """Memory for the trace's cotangents of some rows: the final place if it is unused yet."""
         assert self._logits is not None
         if self._bend is None:
             self._bend, self._written = torch.empty_like(self._logits), 0
         if part.start < self._written:
-            return torch.empty_like(self._logits[part])
+            return torch.empty_like(logits)
         self._written = part.stop
         return self._bend[part]
 
-    def take(self, part: slice, cotangents: Tensor) -> None:
+    def take(self, part: slice, rows: Tensor, cotangents: Tensor) -> None:
         """Add the cotangents that were written into that memory."""
         assert self._bend is not None
         if cotangents.data_ptr() != self._bend[part].data_ptr():
@@ -137,26 +156,55 @@ class KeptRows:
         self._logits = self._bend = None
 
     def flow(
-        self, rows: Tensor, term: CrossEntropy | None, bent: Tensor | None, into: HeadGradient
+        self,
+        rows: Tensor,
+        term: CrossEntropy | None,
+        bent: Tensor | None,
+        into: HeadGradient,
+        *,
+        last: bool,
     ) -> None:
-        """Give a head the cotangents of the loss, and those of the trace times ``bent``."""
+        """Give a head the cotangents of the loss, and those of the trace times ``bent``; the
+        ``last`` time they are written over the logits.
+        """
         assert self._logits is not None
         for part in stretches(len(rows), into.weight):
             z = self._logits[part]
-            if bent is None or self._bend is None:
-                found = torch.zeros_like(z)
-            else:
-                found = self._bend[part] * bent.to(z.dtype)
-            if term is not None:
-                for near, own in at_hand(part, z):
-                    term.add_slope(found[near], own, z[near].softmax(1))
+            found = z if last else torch.empty_like(z)
+            for near, own in at_hand(part, z):
+                p = None if term is None else z[near].softmax(1)
+                if bent is None or self._bend is None:
+                    found[near].zero_()
+                else:
+                    torch.mul(self._bend[own], bent.to(z.dtype), out=found[near])
+                if term is not None and p is not None:
+                    term.add_slope(found[near], own, p)
             into.take(rows[part], found)
+
+
+class LoopedRows:
+    """The same where their cotangents go through the head at once."""
+
+    def __init__(self, kept: KeptRows, head: HeadGradient) -> None:
+        self._kept, self._head = kept, head
+
+    def logits(self, part: slice, rows: Tensor) -> Tensor:
+        """Some of the logits."""
+        return self._kept.logits(part, rows)
+
+    def room(self, part: slice, logits: Tensor) -> Tensor:
+        """Memory of a stretch."""
+        return torch.empty_like(logits)
+
+    def take(self, part: slice, rows: Tensor, cotangents: Tensor) -> None:
+        """Add the cotangents of these rows."""
+        self._head.take(rows, cotangents)
 
 
 @torch.no_grad()
 def run(
-    terms: list[CrossEntropy],
-    centre: HeadGradient | KeptLogits | KeptRows,
+    term: CrossEntropy,
+    centre: CentreRows,
     above: HeadGradient,
     places: Tensor | None,
     width: Tensor,
@@ -169,41 +217,31 @@ def run(
     to the centre's; where its factor is not known yet it goes ``apart``.
     """
     values = []
-    for term in terms:
-        rows = term.rows
-        if rows is None:
-            rows = torch.arange(len(term.share), device=term.share.device)
-        for part in stretches(len(rows), above.weight):
-            own = rows[part]
-            there = own if places is None else places[own]
-            if isinstance(centre, KeptRows):
-                z, bent = centre.rows(part), centre.room(part)
-            else:
-                z = bent = centre.logits(own)
-            ahead = above.logits(there)
-            loss = None if apart is None else torch.zeros_like(z)
-            values += _bend(term, part, z, ahead, bent, width.to(z.dtype), slope, loss)
-            above.take(there, ahead)
-            if isinstance(centre, KeptRows):
-                centre.take(part, bent)
-            else:
-                centre.take(own, bent)
-            if apart is not None and loss is not None:
-                apart.take(own, loss)
+    rows = _rows_of(term)
+    for part in stretches(len(rows), above.weight):
+        own = rows[part]
+        there = own if places is None else places[own]
+        z = centre.logits(part, own)
+        bent, ahead = centre.room(part, z), above.logits(there)
+        loss = None if apart is None else torch.zeros_like(z)
+        values += _bend(term, part, z, ahead, bent, width.to(z.dtype), slope, loss)
+        above.take(there, ahead)
+        centre.take(part, own, bent)
+        if apart is not None and loss is not None:
+            apart.take(own, loss)
     return torch.stack(values).sum()
 
 
 @torch.no_grad()
-def slopes(terms: list[CrossEntropy], centre: HeadGradient) -> None:
+def slopes(term: CrossEntropy, kept: KeptRows, centre: HeadGradient) -> None:
     """Give the centre the cotangents of the loss itself."""
-    for term in terms:
-        assert term.rows is not None
-        for part in stretches(len(term.rows), centre.weight):
-            own = term.rows[part]
-            p = centre.logits(own).softmax(1)
-            found = torch.zeros_like(p)
-            term.add_slope(found, part, p)
-            centre.take(own, found)
+    kept.flow(_rows_of(term), term, None, centre, last=False)
+
+
+def _rows_of(term: CrossEntropy) -> Tensor:
+    if term.rows is not None:
+        return term.rows
+    return torch.arange(len(term.share), device=term.share.device)
 
 
 def _bend(

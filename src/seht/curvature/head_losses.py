@@ -90,14 +90,13 @@ class RowLosses:
         hidden = head.hidden.detach().flatten(0, -2)
         found = hidden.new_empty(len(rows))
         for part in stretches(len(rows), head.weight):
-            z = F.linear(hidden[rows[part]], head.weight, head.bias)
+            place = None if kept is None else kept.place(part, len(rows), head.weight)
+            z = head.some(hidden[rows[part]], into=place)
             for near, own in at_hand(part, z):
                 found[own] = F.cross_entropy(
                     z[near], self.target[own], weight=self.weight, ignore_index=self.ignored,
                     reduction="none", label_smoothing=self.smoothing,
                 )  # fmt: skip
-            if kept is not None:
-                kept.keep(part, z, len(rows))
         return found
 
     def reduced(self, each: Tensor) -> Tensor:
@@ -152,13 +151,14 @@ class HeadLosses(torch.autograd.Function):
         if not ctx.losses.closed:
             raise KeepLogits("a gradient")
         hidden, weight, bias = ctx.saved_tensors
+        last = not torch._C._autograd._get_current_graph_task_keep_graph()
         with torch.no_grad():
             wanted = ctx.needs_input_grad
             found = HeadGradient(Head(hidden, weight, bias), states=wanted[4])
             if slope is not None or bent is not None:
                 term = None if slope is None else ctx.call.term(slope)
-                ctx.kept.flow(ctx.call.rows, term, bent, found)
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+                ctx.kept.flow(ctx.call.rows, term, bent, found, last=last)
+        if last:
             ctx.kept.forget()
         own = {id(leaf): g for leaf, g in found.leaves()}
         states = next(iter(found.cotangents()), None)

@@ -61,10 +61,10 @@ class Losses:
         """Whether every pass has the centre's values."""
         self._found: list[tuple[RowLosses, Tensor]] = []
         self._values: list[Tensor] = []
-        self.kept: list[tuple[KeptRows, Tensor]] = []
-        """Where the gradient waits: the logits of each call, and a root for the trace's gradient
-        in them.
-        """
+        self.kept: list[KeptRows] = []
+        """The logits of each call, for the Gauss-Newton trace."""
+        self.ends: list[Tensor] = []
+        """Where the gradient waits: a root for the trace's gradient in the logits of each call."""
         self.closed = self.settled = False
         """Whether the centre's closure has run to its end; whether their gradient was taken."""
 
@@ -105,11 +105,14 @@ class Losses:
             each, root, kept = self._with_gradient(call)
             self._found.append((call, each))
             if self._same:
-                self.kept.append((kept, root))
+                self.kept.append(kept)
+                self.ends.append(root)
             out = call.reduced(each)
         else:
-            each = self._attached(call.logits, call.each())
+            kept = KeptRows()
+            each = self._attached(call.logits, call.each(kept))
             self._found.append((call, each))
+            self.kept.append(kept)
             out = call.reduced(each)
         self._values.append(out.detach())
         return out, None

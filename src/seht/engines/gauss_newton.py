@@ -15,8 +15,8 @@ semi-definite, and the trace never negative, only where the loss is convex in th
 that reach the weights past the outputs (an L2 term in the closure) add nothing to G.
 
 Where the loss is cross-entropy of the logits of a linear head, a perturbed pass does not form
-these, and in the lean form none does (``curvature/head_loop.py``); the centre of the scalar form
-keeps them, and nothing else of their size, for the user's backward pass.
+these; the centre keeps them, and nothing else of their size, but for the trace's cotangents that
+wait for the user's backward pass in the scalar form (``curvature/head_loop.py``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def gauss_newton(
     side: OutputSide
     if passes.terms is None:
         side = _Whole(passes, two_sided, looked)
-    elif passes.losses is not None and passes.losses.kept:
+    elif passes.losses is not None and passes.losses.ends:
         side = WaitingHead(passes)
     else:
         # The loss's own gradient comes with that of the trace, if its share is known.
@@ -77,6 +77,8 @@ def gauss_newton(
         del part, pulls  # of the size of weights and logits
     trace, mean = passes.over_ranks(value, loss.detach(), partial=False)
     whole = None
+    if lean:
+        side.forget()
     if lean and task.apart:
         loss = passes.leaves.handed_out(mean, _apart(passes, side, total, cotangents))
         trace = passes.leaves.handed_out(trace, total)
@@ -88,7 +90,6 @@ def gauss_newton(
             cotangents = [torch.where(trace.isfinite(), c, 0.0) for c in cotangents]
         total = times(total, factor)
         cotangents = [factor * c for c in cotangents]
-        side.forget()
         # The network's graph was dropped at the boundary: the centre runs once more for it.
         with passes.at(None) as output:
             again = check_loss(split(output)[0])
@@ -194,7 +195,9 @@ class _Whole(OutputSide):
         there = HeadGradient(above[0].head)
         places = above[0].rows.places.flatten().to(e.device)
         centre = KeptLogits(self._z[0], terms[0].dim)
-        value = head_loop.run(terms, centre, there, places, e, 0.0)
+        value = torch.stack(
+            [head_loop.run(term, centre, there, places, e, 0.0) for term in terms]
+        ).sum()
         return value, through(self._passes, there), [centre.cotangents()]
 
 

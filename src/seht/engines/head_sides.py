@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seht.curvature import head_loop
-from seht.curvature.head_loop import HeadGradient
+from seht.curvature.head_loop import HeadGradient, LoopedRows
 from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.replay.passes import Passes
 from seht.task import Directions
@@ -58,12 +58,12 @@ class WaitingHead(OutputSide):
         assert passes.boundary is not None and passes.terms is not None
         assert passes.losses is not None
         self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
-        self._kept = passes.losses.kept
+        self._kept, self._ends = passes.losses.kept, passes.losses.ends
         self._probed = False
 
     def roots(self) -> list[Tensor]:
         """The tensors whose gradient stands for that of the trace in the logits."""
-        return [root for _, root in self._kept]
+        return self._ends
 
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """All of it."""
@@ -73,15 +73,15 @@ class WaitingHead(OutputSide):
         """A few rows at a time. What flows back from the logits is added up there."""
         first = alone or not self._probed
         if first:
-            for kept, _ in self._kept:
+            for kept in self._kept:
                 kept.straighten()
         self._probed = not alone
         with self._passes.at(sigma, e):
             there = HeadGradient(head_of(self._boundary.outputs))
             value = torch.stack(
                 [
-                    head_loop.run([term], kept, there, None, e, 0.0)
-                    for term, (kept, _) in zip(self._terms, self._kept, strict=True)
+                    head_loop.run(term, kept, there, None, e, 0.0)
+                    for term, kept in zip(self._terms, self._kept, strict=True)
                 ]
             ).sum()
             part = through(self._passes, there)
@@ -89,11 +89,13 @@ class WaitingHead(OutputSide):
 
 
 class LoopedHead(OutputSide):
-    """A linear head that is computed a few rows at a time, at the centre too."""
+    """A linear head whose gradient is taken a few rows at a time, at the centre too."""
 
     def __init__(self, passes: Passes, weight: float) -> None:
         assert passes.boundary is not None and passes.terms is not None
-        self._passes, self._boundary, self._terms = passes, passes.boundary, passes.terms
+        assert passes.losses is not None
+        self._passes, self._boundary, self._losses = passes, passes.boundary, passes.losses
+        self._terms = list(zip(passes.terms, passes.losses.kept, strict=True))
         self._weight = weight
         self._head = head_of(self._boundary.outputs)
         self._apart: HeadGradient | None = None
@@ -119,13 +121,18 @@ class LoopedHead(OutputSide):
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """Through the head."""
         centre = self._centre(self._states)
-        head_loop.slopes(self._terms, centre)
+        for term, kept in self._terms:
+            head_loop.slopes(term, kept, centre)
         return self._passes.leaves.by_place(centre.leaves()), centre.cotangents()
+
+    def forget(self) -> None:
+        """The centre's logits."""
+        for _, kept in self._terms:
+            kept.forget()
 
     def with_slope(self, total: Gradient, pulls: list[Tensor]) -> tuple[Gradient, list[Tensor]]:
         """The last pass takes the logits' losses for constants."""
-        assert self._passes.losses is not None
-        self._passes.losses.settle()
+        self._losses.settle()
         if self._apart is None:
             return total, pulls
         total = add(total, self._passes.leaves.by_place(self._apart.leaves()))
@@ -145,7 +152,12 @@ class LoopedHead(OutputSide):
                     slope = 1 / self._weight
                 else:
                     self._apart = apart = self._centre(self._states)
-            value = head_loop.run(self._terms, centre, there, None, e, slope, apart)
+            value = torch.stack(
+                [
+                    head_loop.run(term, LoopedRows(kept, centre), there, None, e, slope, apart)
+                    for term, kept in self._terms
+                ]
+            ).sum()
             part = through(passes, there)
         return value, add(part, passes.leaves.by_place(centre.leaves())), centre.cotangents()
 

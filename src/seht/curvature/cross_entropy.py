@@ -39,7 +39,7 @@ _LINEAR = frozenset(
 _FACTORS = ("MulBackward", "DivBackward", "DotBackward")
 _AT_HAND = (1 << 25, 1 << 18)
 """How many logits to handle at a time, on a GPU and on a CPU (a megabyte fits into its cache)."""
-_STRETCH = (1 << 29, 1 << 25)
+_STRETCH = (1 << 29, 1 << 26)
 """How many bytes of logits to compute from a head at a time, on a GPU and on a CPU."""
 Edge = tuple[Any, int]
 

@@ -114,17 +114,11 @@ class KeptLogits:
 class KeptRows:
     """The logits of the rows of one loss, kept for its gradient, and the trace's cotangents."""
 
-    def __init__(self) -> None:
-        self._logits: Tensor | None = None
+    def __init__(self, logits: Tensor) -> None:
+        self._logits: Tensor | None = logits
         self._bend: Tensor | None = None
         self._written = 0
         """Rows of the trace's cotangents that have been written since they were forgotten."""
-
-    def place(self, part: slice, count: int, weight: Tensor) -> Tensor:
-        """Where the logits of a part of ``count`` rows belong, of a head with that weight."""
-        if self._logits is None:
-            self._logits = weight.new_empty(count, weight.shape[0], requires_grad=False)
-        return self._logits[part]
 
     def logits(self, part: slice, rows: Tensor) -> Tensor:
         """Some of the logits."""
@@ -168,7 +162,9 @@ class KeptRows:
         ``last`` time they are written over the logits.
         """
         assert self._logits is not None
-        for part in stretches(len(rows), into.weight):
+        # Where they need no memory of their own, all at once: a product of more rows is faster.
+        parts = [slice(0, len(rows))] if last else stretches(len(rows), into.weight)
+        for part in parts:
             z = self._logits[part]
             found = z if last else torch.empty_like(z)
             for near, own in at_hand(part, z):
@@ -183,10 +179,12 @@ class KeptRows:
 
 
 class LoopedRows:
-    """The same where their cotangents go through the head at once."""
+    """The same where their cotangents go through the head with the probe that they belong to: after
+    the ``last`` one the logits are not needed, and are written over.
+    """
 
-    def __init__(self, kept: KeptRows, head: HeadGradient) -> None:
-        self._kept, self._head = kept, head
+    def __init__(self, kept: KeptRows, head: HeadGradient, *, last: bool) -> None:
+        self._kept, self._head, self._last = kept, head, last
 
     def logits(self, part: slice, rows: Tensor) -> Tensor:
         """Some of the logits."""
@@ -194,11 +192,18 @@ class LoopedRows:
 
     def room(self, part: slice, logits: Tensor) -> Tensor:
         """Memory of a stretch."""
-        return torch.empty_like(logits)
+        return logits if self._last else torch.empty_like(logits)
 
     def take(self, part: slice, rows: Tensor, cotangents: Tensor) -> None:
-        """Add the cotangents of these rows."""
-        self._head.take(rows, cotangents)
+        """Add the cotangents of these rows, unless they can wait."""
+        if not self._last:
+            self._head.take(rows, cotangents)
+
+    def close(self, term: CrossEntropy) -> None:
+        """Add what waits, in one product."""
+        if self._last:
+            rows = rows_of(term)
+            self._head.take(rows, self._kept.logits(slice(0, len(rows)), rows))
 
 
 @torch.no_grad()
@@ -217,7 +222,7 @@ def run(
     to the centre's; where its factor is not known yet it goes ``apart``.
     """
     values = []
-    rows = _rows_of(term)
+    rows = rows_of(term)
     for part in stretches(len(rows), above.weight):
         own = rows[part]
         there = own if places is None else places[own]
@@ -235,10 +240,11 @@ def run(
 @torch.no_grad()
 def slopes(term: CrossEntropy, kept: KeptRows, centre: HeadGradient) -> None:
     """Give the centre the cotangents of the loss itself."""
-    kept.flow(_rows_of(term), term, None, centre, last=False)
+    kept.flow(rows_of(term), term, None, centre, last=False)
 
 
-def _rows_of(term: CrossEntropy) -> Tensor:
+def rows_of(term: CrossEntropy) -> Tensor:
+    """The rows of the hidden states that a loss is about."""
     if term.rows is not None:
         return term.rows
     return torch.arange(len(term.share), device=term.share.device)

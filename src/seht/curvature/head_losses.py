@@ -1,9 +1,9 @@
 r"""Cross-entropy of logits that are not formed, as one function of hidden states and head.
 
-Its value is computed a few rows at a time. Where its gradient is wanted in the usual way the rows'
-logits are kept, and nothing else of their size: not the log-probabilities, nor a gradient in
-either, which a plain step has besides. For the Gauss-Newton trace the gradient of the trace in the
-logits lies beside them, and both flow back through the head together.
+The rows' logits are kept for its gradient, and nothing else of their size: not the
+log-probabilities, nor a gradient in either, which a plain step has besides. For the Gauss-Newton
+trace the gradient of the trace in the logits lies beside them, and both flow back through the head
+together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seht.curvature.cross_entropy import CrossEntropy, at_hand, stretches
+from seht.curvature.cross_entropy import CrossEntropy, at_hand
 from seht.curvature.head_loop import HeadGradient, KeptRows
 from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.operators.rules import first
@@ -84,19 +84,22 @@ class RowLosses:
         return self.target.where(self._kept, 0)  # what is ignored need not be a class
 
     @torch.no_grad()
-    def each(self, kept: KeptRows | None = None) -> Tensor:
-        """The loss of every row; the rows' logits may be kept."""
-        head, rows = self.logits.head, self.rows
-        hidden = head.hidden.detach().flatten(0, -2)
-        found = hidden.new_empty(len(rows))
-        for part in stretches(len(rows), head.weight):
-            place = None if kept is None else kept.place(part, len(rows), head.weight)
-            z = head.some(hidden[rows[part]], into=place)
-            for near, own in at_hand(part, z):
-                found[own] = F.cross_entropy(
-                    z[near], self.target[own], weight=self.weight, ignore_index=self.ignored,
-                    reduction="none", label_smoothing=self.smoothing,
-                )  # fmt: skip
+    def form(self) -> Tensor:
+        """The logits of these rows."""
+        head = self.logits.head
+        return F.linear(head.hidden.flatten(0, -2)[self.rows], head.weight, head.bias)
+
+    @torch.no_grad()
+    def each(self, kept: KeptRows) -> Tensor:
+        """The loss of every row, from its logits."""
+        everything = slice(0, len(self.target))
+        z = kept.logits(everything, self.rows)
+        found = z.new_empty(len(z))
+        for near, own in at_hand(everything, z):
+            found[own] = F.cross_entropy(
+                z[near], self.target[own], weight=self.weight, ignore_index=self.ignored,
+                reduction="none", label_smoothing=self.smoothing,
+            )  # fmt: skip
         return found
 
     def reduced(self, each: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class Losses:
                 self.ends.append(root)
             out = call.reduced(each)
         else:
-            kept = KeptRows()
+            kept = KeptRows(call.form())
             each = self._attached(call.logits, call.each(kept))
             self._found.append((call, each))
             self.kept.append(kept)
@@ -118,7 +118,7 @@ class Losses:
         return out, None
 
     def _with_gradient(self, call: RowLosses) -> tuple[Tensor, Tensor, KeptRows]:
-        head, kept = call.logits.head, KeptRows()
+        head, kept = call.logits.head, KeptRows(call.form())
         with torch._C.DisableTorchFunction():
             each, root = HeadLosses.apply(
                 self, call, kept, call.logits, head.hidden, head.weight, head.bias

@@ -55,16 +55,6 @@ class Head:
         """The same without the graph before it."""
         return replace(self, hidden=self.hidden.detach())
 
-    def some(self, hidden: Tensor, into: Tensor | None = None) -> Tensor:
-        """The logits of some hidden states, where no gradient is wanted; they may be written
-        ``into`` a place.
-        """
-        if into is None:
-            return F.linear(hidden, self.weight, self.bias)
-        if self.bias is None:
-            return torch.mm(hidden, self.weight.t(), out=into)
-        return torch.addmm(self.bias, hidden, self.weight.t(), out=into)
-
     def form(self) -> Tensor:
         """All logits."""
         if version(self.weight) != self.version:

@@ -101,6 +101,8 @@ class LoopedHead(OutputSide):
         self._apart: HeadGradient | None = None
         """The loss's own gradient, where its share is not known in the beginning."""
         self._pending = True
+        self._left = passes.task.estimator.probes
+        """The probes that are still to come."""
         self._states = False
         """Whether the hidden states depend on anything."""
 
@@ -152,12 +154,13 @@ class LoopedHead(OutputSide):
                     slope = 1 / self._weight
                 else:
                     self._apart = apart = self._centre(self._states)
-            value = torch.stack(
-                [
-                    head_loop.run(term, LoopedRows(kept, centre), there, None, e, slope, apart)
-                    for term, kept in self._terms
-                ]
-            ).sum()
+            self._left -= not alone
+            values = []
+            for term, kept in self._terms:
+                near = LoopedRows(kept, centre, last=self._left == 0)
+                values.append(head_loop.run(term, near, there, None, e, slope, apart))
+                near.close(term)
+            value = torch.stack(values).sum()
             part = through(passes, there)
         return value, add(part, passes.leaves.by_place(centre.leaves())), centre.cotangents()
 

@@ -100,7 +100,7 @@ class TunedWeight(ShareWeight):
         rate = self._tuning.rate(looks, left) if counts else 0.0
         allowed = self._gap.factor(self._tuning.gap)
         means = self._gap.looks, self._gap.train, self._gap.held_out
-        self._phase = self._phase.after(*means, allowed)
+        self._phase = self._phase.after(*means, allowed, self._tuning.pace(looks))
         self._position = self._position.moved(cosine, rate, self._tuning, self._phase)
         self._note(step, schedule)
 

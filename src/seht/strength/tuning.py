@@ -115,6 +115,12 @@ class Tuning:
         long = -(-_STEPS // every)
         return long if penalised is None else max(1, min(long, penalised // _LOOKS))
 
+    def pace(self, looks: int | None) -> float:
+        """How fast the part that applies may grow, in a training with so many looks: from a
+        fiftieth to the whole in a tenth of the training at least.
+        """
+        return 1.0 if looks is None else min(1.0, looks / FEW)
+
     def rate(self, looks: int | None, left: float) -> float:
         """How far one look may move log(weight), with this part of the training ``left``."""
         if looks is None:

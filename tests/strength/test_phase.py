@@ -53,6 +53,20 @@ def test_memorising_makes_it_grow_by_a_half_up_to_what_is_allowed():
     assert parts(MEMORISED, allowed=LEAST)[-1] == LEAST
 
 
+@pytest.mark.parametrize(("looks", "pace"), [(None, 1.0), (400, 1.0), (100, 1.0), (45, 0.45)])
+def test_in_a_short_training_it_grows_slowly(looks, pace):
+    """A fine-tuning has the last third of its 45 looks to grow in. As fast as in a long one it came
+    to the whole before the running means, of twenty looks, could show what that does.
+    """
+    assert seht.Tuning().pace(looks) == pace
+    phase, grown = Phase(), []
+    for k, losses in enumerate(MEMORISED, start=1):
+        phase = phase.after(k, *losses, 1.0, pace)
+        grown += [k] if LEAST < phase.part < 1 else []
+    assert phase.part == 1
+    assert len(grown) == math.ceil(math.log(1 / LEAST) / math.log(1.5) / pace) - 1
+
+
 def test_success_is_no_reason_to_shrink():
     """Once it is at work the held-out loss falls, below its lowest, and the penalty stays."""
     found = parts(MEMORISED[:70] + [(1.8, 1.95 - 0.01 * k) for k in range(60)])
@@ -125,13 +139,26 @@ def test_a_lifted_bound_falls_for_good_where_it_does_harm():
 
 
 def test_a_tuned_weight_does_not_jump():
+    weights = tuned_by_heart("tuned")
+    # The share moves besides, by a quarter in one look at most.
+    assert all(b < 2 * a for a, b in itertools.pairwise(weights))
+    assert max(weights) > 20 * weights[0]
+
+
+def test_eighty_looks_grow_at_four_fifths_of_the_pace():
+    weights = tuned_by_heart(seht.Tuning(travel=1e-9))  # the share stays where it is
+    rises = [b / a for a, b in itertools.pairwise(weights)]
+    assert max(rises) == pytest.approx(1.5**0.8)
+
+
+def tuned_by_heart(weight):
     """A network that has its forty examples by heart when the looks begin: a gap at once."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(240, 8, generator=draw), torch.randint(0, 3, (240,), generator=draw)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    penalty = seht.HessianTrace(model, weight="tuned", warmup=0.2, total_steps=100)
+    penalty = seht.HessianTrace(model, weight=weight, warmup=0.2, total_steps=100)
     for _ in range(100):
         optimizer.zero_grad()
         penalty(
@@ -139,7 +166,4 @@ def test_a_tuned_weight_does_not_jump():
             held_out=lambda: F.cross_entropy(model(x[40:]), y[40:]),
         ).backward()
         optimizer.step()
-    weights = penalty.path.weights
-    # The share moves besides, by a quarter in one look at most.
-    assert all(b < 2 * a for a, b in itertools.pairwise(weights))
-    assert max(weights) > 20 * weights[0]
+    return penalty.path.weights

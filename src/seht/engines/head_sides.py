@@ -4,6 +4,8 @@ head: both go through the head a few rows at a time (``curvature/head_loop.py``)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -18,18 +20,18 @@ Probed = tuple[Tensor, Gradient, list[Tensor]]
 """The results of one probe: the value, a gradient in the leaves, cotangents of the centre."""
 
 
-class OutputSide:
+class OutputSide(ABC):
     """The computation after the outputs: the curvature, and gradients pulled back from it."""
 
     _passes: Passes
 
+    @abstractmethod
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
         """One probe; ``alone`` without anything of the loss's own gradient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def roots(self) -> list[Tensor]:
         """The tensors of a pass at the centre that its cotangents belong to."""
-        raise NotImplementedError
 
     def ends(self) -> list[Tensor]:
         """The same in the centre's own graph, where that is kept."""
@@ -39,10 +41,11 @@ class OutputSide:
         """The gradient that cotangents of the centre give."""
         return self._passes.pull_centre(self.ends(), pulls) if pulls else []
 
+    @abstractmethod
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """The gradient of the loss: in leaves behind the roots, and its cotangents."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """No other probe will come."""
 
@@ -68,6 +71,9 @@ class WaitingHead(OutputSide):
     def slopes(self) -> tuple[Gradient, list[Tensor]]:
         """All of it."""
         return self._passes.leaves.pull([self._passes.loss], None, keep=True), []
+
+    def forget(self) -> None:
+        """The user's backward pass is still to come."""
 
     def probe(self, sigma: Directions, e: Tensor, *, alone: bool = False) -> Probed:
         """A few rows at a time. What flows back from the logits is added up there."""

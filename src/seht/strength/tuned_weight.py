@@ -71,7 +71,7 @@ class TunedWeight(ShareWeight):
         if looks is not None and looks < FEW:
             warn(
                 f"seht: this training has {looks} looks at the held-out loss, and a tuned weight "
-                f"needs {FEW}: it reacts too late in a shorter one, and may do harm. Give share=2, "
+                f"needs {FEW}: in a shorter one it grows slowly, and may gain nothing. Give share=2, "
                 "or penalise more steps (every=1)."
             )
 

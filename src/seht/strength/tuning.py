@@ -41,7 +41,8 @@ _STEPS = 8
 and one more backward pass of the trace, some 1.65 plain steps, so a fifth of one on average."""
 FEW = 100
 """With fewer looks than this the weight moves less in all, as single looks are mostly noise. The
-running means, which remember twenty, notice too late then what it does, so there is a warning."""
+running means, which remember twenty, notice too late then what it does, so that what applies grows
+slower, and there is a warning."""
 _LEAD = 25
 """The number of looks over which a start is led home."""
 _UNKNOWN = 0.05

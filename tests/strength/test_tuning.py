@@ -221,7 +221,7 @@ def test_a_weight_that_waited_to_the_end_says_so(trained_on):
     ("steps", "every", "short"), [(60, 1, True), (120, 1, False), (120, 2, True)]
 )
 def test_a_training_too_short_to_be_tuned_in_says_so_before_the_weight_moves(steps, every, short):
-    """A fine-tuning of 100 steps cannot find it; one lost ten points when it grew as fast as ever."""
+    """A fine-tuning of 100 steps cannot find it; one lost ten points when it grew as ever."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     x, y = torch.randn(2, 8, 3), torch.randint(0, 2, (2, 8))

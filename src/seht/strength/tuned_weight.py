@@ -71,8 +71,8 @@ class TunedWeight(ShareWeight):
         if looks is not None and looks < FEW:
             warn(
                 f"seht: this training has {looks} looks at the held-out loss, and a tuned weight "
-                f"needs {FEW}: in a shorter one it grows slowly, and may gain nothing. Give share=2, "
-                "or penalise more steps (every=1)."
+                f"needs {FEW}: in a shorter one it grows slowly, and may gain nothing. Give "
+                "share=2, or penalise more steps (every=1)."
             )
 
     def learn(self, step: int, schedule: Schedule, seen: Seen) -> None:

@@ -1,7 +1,7 @@
 """LoRA, DoRA and checkpoints on language models nobody here wrote, against float64 truth.
 
 Tiny configurations; the threshold is lowered, so that their logits go the way of large ones, which
-are never formed.
+the network does not form.
 """
 
 import copy

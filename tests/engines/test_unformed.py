@@ -1,6 +1,9 @@
-"""Large logits that are never formed: value and gradient are those of the general way, and a
-closure that does anything else with its logits has them.
+"""Large logits that the network does not form: value and gradient are those of the general way,
+and a closure that does anything else with its logits has them.
 """
+
+import gc
+import weakref
 
 import pytest
 import torch
@@ -385,6 +388,68 @@ def test_logits_kept_past_the_step_are_those_of_the_step(lazy):
         net.head.weight.mul_(2)
     with pytest.raises(RuntimeError, match="return them as aux"):
         kept[0].argmax(-1)
+
+
+ENDS = ["backward", "dropped", "closure", "perturbed"]
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_step_leaves_nothing_behind(end, form, curvature, lazy):
+    """Neither hidden states nor the rows' logits, without the collector, however the step ends."""
+    lazy(True)
+    torch.manual_seed(0)
+    net, hidden, rows = Net().double(), [], []
+    penalty = seht.HessianTrace(net, weight=0.1, curvature=curvature, seed=0)
+    net.body.register_forward_hook(lambda module, given, out: hidden.append(weakref.ref(out)))
+    fails = {"closure": 1, "perturbed": 2}.get(end)
+
+    def closure():
+        loss = entropy()(net)
+        if len(hidden) == fails:
+            raise KeyError("the user's")
+        return loss
+
+    def step():
+        try:
+            if form == "lean":
+                penalty.backward(closure)
+            else:
+                loss = penalty(closure)
+                if end == "backward":
+                    loss.backward()
+        except KeyError:
+            pass
+
+    init = head_loop.KeptRows.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            head_loop.KeptRows,
+            "__init__",
+            lambda kept, logits: rows.append(weakref.ref(logits)) or init(kept, logits),
+        )
+        gc.collect()
+        gc.disable()
+        try:
+            step()
+        finally:
+            gc.enable()
+    assert hidden and rows
+    assert not [ref for ref in (*hidden, *rows) if ref() is not None]
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "ggn"])
+@pytest.mark.parametrize("form", ["scalar", "lean"])
+def test_a_head_outside_the_autocast_of_its_loss(form, curvature, lazy, monkeypatch):
+    def closure(net):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                logits = net(tokens())
+            return F.cross_entropy(logits.flatten(0, 1), targets().flatten())
+
+    counts = agree(lazy, monkeypatch, closure, form, curvature=curvature, precision="native")
+    assert counts.loops + counts.flows > 0 and counts.forms == 0
 
 
 def test_moves_are_followed():

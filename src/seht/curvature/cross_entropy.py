@@ -40,7 +40,7 @@ _FACTORS = ("MulBackward", "DivBackward", "DotBackward")
 _AT_HAND = (1 << 25, 1 << 18)
 """How many logits to handle at a time, on a GPU and on a CPU (a megabyte fits into its cache)."""
 _STRETCH = (1 << 29, 1 << 26)
-"""How many bytes of logits to compute from a head at a time, on a GPU and on a CPU."""
+"""How many bytes of logits to form at a time where they are not kept, on a GPU and on a CPU."""
 Edge = tuple[Any, int]
 
 

@@ -2,9 +2,9 @@ r"""The Gauss-Newton trace from the head on, a few rows of logits at a time.
 
 For cross-entropy of the logits :math:`z = h W^T` and those of a perturbed pass,
 :math:`z_+ = h_+ W_+^T`, all that the Gauss-Newton trace needs of a row is in that row of the two.
-So a stretch of perturbed rows is formed, turned into cotangents in place, pulled through both
-heads, and forgotten. z is kept from the loss's value on: a third of what a plain step holds of that
-size, for one product with W less. What is left are the products that two plain steps have.
+So a stretch of perturbed rows is formed, turned into cotangents in place, pulled through its head,
+and forgotten. z is kept from the loss's value on, one tensor for each cross-entropy, where a plain
+step holds three. With one probe, what is left are the products with W that two plain steps have.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ class KeptRows:
 
 
 class LoopedRows:
-    """The same where their cotangents go through the head with the probe that they belong to: after
-    the ``last`` one the logits are not needed, and are written over.
+    """Kept logits whose cotangents go through the head with the probe that they belong to. After
+    the ``last`` one the logits are not needed: they are written over, and go through it at once.
     """
 
     def __init__(self, kept: KeptRows, head: HeadGradient, *, last: bool) -> None:
@@ -200,7 +200,7 @@ class LoopedRows:
             self._head.take(rows, cotangents)
 
     def close(self, term: CrossEntropy) -> None:
-        """Add what waits, in one product."""
+        """After all stretches: add what waits, in one product."""
         if self._last:
             rows = rows_of(term)
             self._head.take(rows, self._kept.logits(slice(0, len(rows)), rows))

@@ -76,18 +76,19 @@ class RowLosses:
         return self.logits.rows.places.flatten().to(self.target.device)
 
     @property
-    def _kept(self) -> Tensor:
+    def _counted(self) -> Tensor:
         return self.target != self.ignored
 
     @property
     def _labels(self) -> Tensor:
-        return self.target.where(self._kept, 0)  # what is ignored need not be a class
+        return self.target.where(self._counted, 0)  # what is ignored need not be a class
 
     @torch.no_grad()
     def form(self) -> Tensor:
-        """The logits of these rows."""
+        """The logits of these rows, as precise as the head, whatever autocast the loss is under."""
         head = self.logits.head
-        return F.linear(head.hidden.flatten(0, -2)[self.rows], head.weight, head.bias)
+        with torch.autocast(head.hidden.device.type, enabled=False):
+            return F.linear(head.hidden.flatten(0, -2)[self.rows], head.weight, head.bias)
 
     @torch.no_grad()
     def each(self, kept: KeptRows) -> Tensor:
@@ -108,14 +109,14 @@ class RowLosses:
             return each.view(self.shape)
         if self.reduction == "sum":
             return each.sum()
-        kept = self._kept
+        kept = self._counted
         if self.weight is None:
             return each.sum() / kept.sum()
         return each.sum() / self.weight[self._labels].where(kept, 0).sum()
 
     def term(self, slope: Tensor) -> CrossEntropy:
         """The curvature, given the derivative of the whole loss in the rows' losses."""
-        kept, labels = self._kept, self._labels
+        kept, labels = self._counted, self._labels
         classes = self.logits.shape[self.logits.rows.dim]
         size = slope.where(kept, 0).unsqueeze(1)
         weight = slope.new_ones(classes) if self.weight is None else self.weight.to(slope.dtype)
@@ -127,13 +128,33 @@ class RowLosses:
         return CrossEntropy(0, -1, self.rows, share, ((labels.unsqueeze(1), -own),), (), even)
 
 
+class Stage:
+    """How far an estimate is: all that nodes of the graph know of it. Did they know more, which in
+    turn knows the nodes, the hidden states of a step could be lost to Python's collector for good.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        """Whether the centre's closure has run to its end."""
+        self.settled = False
+        """Whether the gradient of the losses was taken."""
+
+    def close(self) -> None:
+        """The closure has run to its end."""
+        self.closed = True
+
+    def settle(self) -> None:
+        """Their gradient has been taken."""
+        self.settled = True
+
+
 class HeadLosses(torch.autograd.Function):
     """The losses of a call's rows, and a number whose gradient stands for that of the trace."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        losses: Any,
+        stage: Stage,
         call: RowLosses,
         kept: KeptRows,
         logits: Tensor,
@@ -141,8 +162,8 @@ class HeadLosses(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Each row's loss, and 0; ``losses`` knows whether the closure is over."""
-        ctx.losses, ctx.call, ctx.kept = losses, call, kept
+        """Each row's loss, and 0."""
+        ctx.stage, ctx.call, ctx.kept = stage, call, kept
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias)
         each = call.each(kept)
@@ -151,7 +172,7 @@ class HeadLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor | None, bent: Tensor | None) -> Any:
         """Through the head; a closure that asks for a gradient itself needs the logits."""
-        if not ctx.losses.closed:
+        if not ctx.stage.closed:
             raise KeepLogits("a gradient")
         hidden, weight, bias = ctx.saved_tensors
         last = not torch._C._autograd._get_current_graph_task_keep_graph()

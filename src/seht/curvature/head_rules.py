@@ -1,10 +1,11 @@
 r"""How passes treat a large linear head and the cross-entropy of its logits.
 
-The passes leave the logits unformed (``unformed.py``), and cross-entropy is computed a few rows at
-a time. For tr(H) it is so in every pass, each with a gradient of its own (``head_losses.py``). For
-the Gauss-Newton trace the loss's value is that of the centre in every pass: the trace takes no
-difference of losses, and what the closure decides by it stays decided. Its gradient is taken with
-that of the trace (``head_loop.py``), or waits for the user's ``backward()``.
+The head returns logits without content (``unformed.py``), and cross-entropy forms its rows and
+keeps them for its gradient. For tr(H) it is so in every pass, each with a gradient of its own
+(``head_losses.py``). For the Gauss-Newton trace only the centre's are kept, and the loss's value is
+that of the centre in every pass: the trace takes no difference of losses, and what the closure
+decides by it stays decided. Its gradient is taken with that of the trace (``head_loop.py``), or
+waits for the user's ``backward()``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from seht.curvature.cross_entropy import CrossEntropy, linear_in
 from seht.curvature.head_loop import KeptRows
-from seht.curvature.head_losses import HeadLosses, RowLosses
+from seht.curvature.head_losses import HeadLosses, RowLosses, Stage
 from seht.curvature.unformed import Head, KeepLogits, Unformed
 from seht.operators.rules import Mode, Rule, first, untaped
 from seht.operators.table import SHARP
@@ -38,15 +39,15 @@ class Attached(torch.autograd.Function):
     """A value in the place that logits have in a graph; its gradient is taken elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, value: Tensor, losses: Losses) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, value: Tensor, stage: Stage) -> Tensor:
         """The value."""
-        ctx.losses = losses
+        ctx.stage = stage
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Nothing; a closure that asks for a gradient itself needs the logits."""
-        if not ctx.losses.settled:
+        if not ctx.stage.settled:
             raise KeepLogits("a gradient")
         return None, None, None
 
@@ -65,16 +66,15 @@ class Losses:
         """The logits of each call, for the Gauss-Newton trace."""
         self.ends: list[Tensor] = []
         """Where the gradient waits: a root for the trace's gradient in the logits of each call."""
-        self.closed = self.settled = False
-        """Whether the centre's closure has run to its end; whether their gradient was taken."""
+        self._stage = Stage()
 
     def settle(self) -> None:
         """Their gradient has been taken: from here on they are constants."""
-        self.settled = True
+        self._stage.settle()
 
     def rules(self, *, unformed: bool) -> dict[Any, Rule]:
         """Of one pass: the ``F.linear`` of large logits, and their ``F.cross_entropy``."""
-        if self.closed and not self._same and not self._found:
+        if self._stage.closed and not self._same and not self._found:
             return {}  # the centre has formed them, and rounded as it did so
         values = list(self._values)
 
@@ -121,17 +121,17 @@ class Losses:
         head, kept = call.logits.head, KeptRows(call.form())
         with torch._C.DisableTorchFunction():
             each, root = HeadLosses.apply(
-                self, call, kept, call.logits, head.hidden, head.weight, head.bias
+                self._stage, call, kept, call.logits, head.hidden, head.weight, head.bias
             )
         return each, root, kept
 
     def _attached(self, logits: Tensor, value: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
-            return Attached.apply(logits, value, self)
+            return Attached.apply(logits, value, self._stage)
 
     def close(self, aux: Any) -> None:
         """The centre's closure has run to its end: nobody may have looked at logits, or will."""
-        self.closed = True
+        self._stage.close()
         seen = any(call.logits.looks for call, _ in self._found)
         if seen or any(isinstance(t, Unformed) for t in tensors(aux)):
             raise KeepLogits("somebody looks at them")

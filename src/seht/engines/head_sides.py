@@ -1,5 +1,5 @@
 """The computation after the outputs, and its two kinds where these are the logits of a large linear
-head: both go through the head a few rows at a time (``curvature/head_loop.py``).
+head, which the perturbed passes form a few rows at a time (``curvature/head_loop.py``).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WaitingHead(OutputSide):
 
 
 class LoopedHead(OutputSide):
-    """A linear head whose gradient is taken a few rows at a time, at the centre too."""
+    """A linear head whose gradient at the centre is taken with that of the trace."""
 
     def __init__(self, passes: Passes, weight: float) -> None:
         assert passes.boundary is not None and passes.terms is not None
@@ -160,7 +160,8 @@ class LoopedHead(OutputSide):
                     slope = 1 / self._weight
                 else:
                     self._apart = apart = self._centre(self._states)
-            self._left -= not alone
+            if not alone:
+                self._left -= 1
             values = []
             for term, kept in self._terms:
                 near = LoopedRows(kept, centre, last=self._left == 0)

@@ -53,7 +53,7 @@ class Plan:
     watch: bool = False
     """The passes are compared, call by call."""
     logits: Logits = "formed"
-    """Whether large logits are formed: in every pass, at the centre alone, or in none."""
+    """Whether the network forms large logits: in every pass, at the centre alone, or in none."""
     dropped: Dropped | None = None
     """For measuring: nothing is kept for a backward pass, while this is on."""
 
@@ -110,7 +110,7 @@ class Centre:
     losses: Losses | None
     """For the Gauss-Newton trace, where large logits need not be formed."""
     terms: list[CrossEntropy] | None
-    """The loss's curvature, where the centre did not form them either."""
+    """The loss's curvature, where the network did not form them at the centre either."""
     tracker: ExampleTracker | None
     buffers: BorrowedBuffers
     hooks: list[dict[Any, Any]]

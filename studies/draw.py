@@ -126,9 +126,9 @@ def pm(found: Mean | None, digits: int = 1) -> str:
 
 def interval(d: Difference, digits: int = 1) -> str:
     """``+3.1 [+1.0, +5.2]``."""
-    if d.low is None:
-        return f"{d.value:+.{digits}f}"
-    text = f"{d.value:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}]"
+    text = f"{d.value:+.{digits}f}"
+    if d.low is not None:
+        text += f" [{d.low:+.{digits}f}, {d.high:+.{digits}f}]"
     return text.replace("-", "−")
 
 

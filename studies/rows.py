@@ -114,6 +114,7 @@ LARGE = (
             "tr(G)": "{cifar10-16-noisy:tr(G)}",
             "tr(G) share": "{digits-noisy:tr(G) share}",
             "sam": "{cifar10-16-noisy:sam}",
+            "mixup": "{cifar10-16-noisy:mixup}",
         },
     ),
 )

@@ -55,6 +55,13 @@ SEARCHED = stage(
 )
 
 
+def test_one_seed_makes_a_table_and_decides_nothing():
+    found = record(fixed=stage({"weight decay": runs(70), "tr(G)": runs(80), "sam": runs(60)}))
+    text = draw.table(found)
+    assert "| tr(G) | `tr(G)` | 1 | 80.0 | +10.0 |" in text and "| 60.0 | −10.0 |" in text
+    assert len(answers.verdicts({"cifar10-large-noisy": found}).splitlines()) == 2
+
+
 def test_a_table_has_every_row_the_best_first_and_marks_what_passes_holm():
     text = draw.table(record(search=SEARCHED))
     order = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]

@@ -5,7 +5,7 @@
 
 The records (`results/regimes.json.xz`) are runs of `docs/evidence/weight-protocol.md`: of folders
 that `seht compare` wrote, and of the file that `benchmarks/underfit.py --json` did. A run that is
-gathered for a rule (`gap`, `lift`, `onset`, `phase`) takes the place of the same run before; others stay.
+gathered for a rule (`gap`, `lift`, `onset`, `phase`, `short`) takes the place of the same run before; others stay.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from weight import ROOT, fill, joined, paired
 RECORDS = ROOT / "results" / "regimes.json.xz"
 WORSE = {"accuracy": 1.0, "perplexity": 1.0}
 """How far below is too far: points, per cent."""
-RULES = ("gap", "lift", "onset", "phase")
-"""Of the tuned weight, in the order in which they were judged."""
+RULES = ("gap", "lift", "onset", "phase", "short")
+"""Of the tuned weight, in the order in which they were judged; the last two are the library's."""
 Run = dict[str, Any]
 
 
@@ -39,11 +39,13 @@ def gather(folder: Path) -> list[Run]:
             print(f"left out, {result['status']}: {file.parent}")
             continue
         text = "test_perplexity" in last
+        noise = recipe["data"].get("noise") or 0
         path = ((result.get("paths") or {}).get("seht-h") or {}).get("weights") or [None]
         found.append(
             {
                 "task": recipe["name"]
-                + (f", {recipe['optim'].get('name', 'sgd')}" if text else ""),
+                + (f", {recipe['optim'].get('name', 'sgd')}" if text else "")
+                + (f", {noise:.0%} replaced" if noise else ""),
                 "row": "tuned" if "tuned" in file.parent.parent.name else "without",
                 "seed": result["seed"],
                 "measure": "perplexity" if text else "accuracy",

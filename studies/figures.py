@@ -22,6 +22,8 @@ def draw(records: dict[str, dict[str, Any]], folder: Path) -> None:
             differences(name, record, folder / f"{name}.svg")
     if "price" in records:
         price(records["price"], folder / "price-curve.svg")
+    if "cifar10-large-noisy" in records:
+        learning(records["cifar10-large-noisy"], folder / "cifar10-large-noisy-curve.svg")
 
 
 def differences(name: str, record: dict[str, Any], path: Path) -> None:
@@ -84,6 +86,29 @@ def price(record: dict[str, Any], path: Path) -> None:
     axes.margins(x=0.12)
     axes.set_xlabel("cost of the training, in plain steps")
     axes.set_ylabel("test accuracy, %, ± standard error")
+    saved(figure, path)
+
+
+_STYLES = {"tr(G)": "--", "tr(G) share": ":"}
+"""Of our rows, which have one colour."""
+
+
+def learning(record: dict[str, Any], path: Path) -> None:
+    """Validation accuracy after every epoch, of the first seed; its labels are partly wrong too."""
+    import matplotlib.pyplot as plt
+    from draw import OURS, rows_of
+
+    figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    others = iter(("C0", "0.4", "C2", "C4", "C8"))
+    for key, row in rows_of(record, refit=False).items():
+        values = row.runs[min(row.runs)]["curves"]["valid_top1"]
+        colour = "C3" if key in OURS else next(others)
+        style = _STYLES.get(key, "-")
+        axes.plot(range(1, len(values) + 1), values, style, color=colour, label=key)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation accuracy, %")
+    axes.set_title(f"{TASKS[record['task']].title}; n = 1", fontsize=9)
+    axes.legend(fontsize=7, frameon=False)
     saved(figure, path)
 
 

@@ -193,6 +193,12 @@ TASKS = {
     ),
     "gpt-small": Task("gpt-small", TEXT, 5, search_seeds=2, title="a transformer that memorises"),
     "wikitext2-lstm-small": Task("wikitext2-lstm-small", TEXT, 5, title="an LSTM that underfits"),
-    "cifar10-large-noisy": Task("cifar10-large-noisy", LARGE, 3, title="50,000 images, 20 %"),
+    "cifar10-large-noisy": Task(
+        "cifar10-large-noisy",
+        LARGE,
+        3,
+        curves=True,
+        title="all 50,000 images, 20 % replaced, settings of 2,000",
+    ),
 }
 """In the order in which a budget is spent."""

@@ -62,6 +62,16 @@ def test_one_seed_makes_a_table_and_decides_nothing():
     assert len(answers.verdicts({"cifar10-large-noisy": found}).splitlines()) == 2
 
 
+def test_curves_of_one_seed(tmp_path):
+    rows = {key: runs(70) for key in ("weight decay", "tr(G)", "tr(G) tuned")}
+    for row in rows.values():
+        row["2000"]["curves"] = {"valid_top1": [30, 50, 40]}
+    found = record(fixed=stage(rows)) | {"task": "cifar10-large-noisy"}
+    figures.draw({"cifar10-large-noisy": found}, tmp_path)
+    drawn = (tmp_path / "cifar10-large-noisy-curve.svg").read_text()
+    assert all(f"<!-- {key} -->" in drawn for key in rows)
+
+
 def test_a_table_has_every_row_the_best_first_and_marks_what_passes_holm():
     text = draw.table(record(search=SEARCHED))
     order = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]

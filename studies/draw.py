@@ -149,7 +149,7 @@ def table(record: dict[str, Any], *, refit: bool = False) -> str:
     rows = rows_of(record, refit=refit)
     if not rows:
         return "*Not run yet.*"
-    base = baseline(rows)
+    base = TASKS[record["task"]].base or baseline(rows)
     differences = against(rows, base)
     text = rows[base].text
     ranked = sorted(rows.values(), key=lambda r: mean(r.values.values()).value, reverse=not text)

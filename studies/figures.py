@@ -18,7 +18,8 @@ def draw(records: dict[str, dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in TASKS.keys() & records.keys():
         record = records[name]
-        if "weight decay" in {key for s in record["stages"].values() for key in s["rows"]}:
+        rows = {key for s in record["stages"].values() for key in s["rows"]}
+        if "weight decay" in rows and not TASKS[name].base:
             differences(name, record, folder / f"{name}.svg")
     if "price" in records:
         price(records["price"], folder / "price-curve.svg")

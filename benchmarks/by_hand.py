@@ -22,7 +22,7 @@ from seht.lab.bench.timing import Clock, Timing, keep_memory
 from seht.probes import rademacher
 
 LAYERS = 3
-STEP = {"G": 1e-3, "H": 3e-4}
+STEP = {"G": 1e-3, "H": 1e-3}
 
 
 class ByHand(Runner):
